@@ -1,0 +1,102 @@
+"""Between NumPy and the algorithm: an agent that acts, judges observations, and learns from batches."""
+
+import random
+
+import parl_compat  # noqa: F401  makes `import parl` work
+
+import numpy as np
+import paddle
+import parl
+
+from a2c import A2C
+from a2c_config import A2CConfig, ConfigError
+from atari_model import AtariModel
+
+
+class AtariAgent(parl.Agent):
+    """NumPy in and out around `A2C`."""
+
+    def sample(self, obs: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Draw actions from the policy.
+
+        Args:
+            obs: uint8 [N, 4, D, D].
+            rng: the source of chance; the same state and observations give the same actions.
+
+        Returns:
+            actions: int64 [N].
+            values: float32 [N].
+        """
+        logits, values = self.alg.predict(obs)
+        # Gumbel-max: argmax(logits + Gumbel noise) is a draw from softmax(logits).
+        noise = rng.gumbel(size=logits.shape)
+        return (logits + noise).argmax(axis=-1), values
+
+    def predict(self, obs: np.ndarray) -> np.ndarray:
+        """Return the likeliest actions, int64 [N], of `obs` uint8 [N, 4, D, D]."""
+        logits, _ = self.alg.predict(obs)
+        return logits.argmax(axis=-1)
+
+    def value(self, obs: np.ndarray) -> np.ndarray:
+        """Return V, float32 [N], of `obs` uint8 [N, 4, D, D]."""
+        _, values = self.alg.predict(obs)
+        return values
+
+    def learn(
+        self,
+        obs: np.ndarray,
+        actions: np.ndarray,
+        advantages: np.ndarray,
+        target_values: np.ndarray,
+        sample_steps: int,
+    ) -> dict[str, float]:
+        """Update once from a batch of B sample steps; see `A2C.learn`.
+
+        Args:
+            obs: uint8 [B, 4, D, D].
+            actions: int64 [B].
+            advantages, target_values: float32 [B].
+            sample_steps: sample steps so far, for the schedules.
+        """
+        config = self.alg.config
+        if config.normalize_advantages:
+            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        return self.alg.learn(obs, actions, advantages, target_values, sample_steps)
+
+
+def create_agent(config: A2CConfig, action_num: int, device: str) -> AtariAgent:
+    """Build network, algorithm and agent on `device` ("cpu", "gpu:0"), their weights drawn with `config.seed`."""
+    paddle.set_device(device)
+    seed_everything(config.seed)
+    return AtariAgent(A2C(AtariModel(action_num, config.env_dim), config))
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the global generators of Python, NumPy and Paddle; environments and actors have their own."""
+    random.seed(seed)
+    np.random.seed(seed)
+    paddle.seed(seed)
+
+
+def resolve_device(device: str) -> str:
+    """Return the Paddle device for `--device`: "auto" is the first GPU where there is one, else the CPU.
+
+    Raises:
+        ConfigError: where a GPU is asked for that Paddle cannot use; the message says what is missing.
+    """
+    if device == "cpu":
+        return "cpu"
+    gpu_num = paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else 0
+    if device == "auto":
+        return "gpu:0" if gpu_num else "cpu"
+    if not paddle.is_compiled_with_cuda():
+        raise ConfigError(
+            f"device is {device!r}, but the installed Paddle {paddle.__version__} is the CPU build; install the "
+            "GPU build with `bash scripts/setup.sh --gpu`, or use --device cpu"
+        )
+    index = int(device.partition(":")[2] or 0)
+    if index >= gpu_num:
+        raise ConfigError(
+            f"device is {device!r}, but Paddle sees {gpu_num} GPUs; look at `nvidia-smi`, or use --device cpu"
+        )
+    return f"gpu:{index}"

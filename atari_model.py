@@ -1,0 +1,76 @@
+"""The network: one convolutional trunk, a policy head and a value head (Mnih et al. 2015 and 2016)."""
+
+import parl_compat  # noqa: F401  makes `import parl` work
+
+import numpy as np
+import paddle
+import paddle.nn as nn
+import paddle.nn.functional as F
+import parl
+
+CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # (channels, kernel, stride), Mnih et al. 2015
+FEATURES = 512
+
+
+def _orthogonal(gain: float) -> paddle.ParamAttr:
+    return paddle.ParamAttr(initializer=nn.initializer.Orthogonal(gain=gain))
+
+
+class AtariModel(parl.Model):
+    """Policy and value of a stack of four grey frames, from one forward pass.
+
+    Args:
+        action_num: size of the action set, A.
+        env_dim: side of the frames, pixels.
+    """
+
+    def __init__(self, action_num: int, env_dim: int = 84) -> None:
+        super().__init__()
+        channels, side = 4, env_dim
+        convolutions = []
+        # Orthogonal weights, gain sqrt(2) before a ReLU; a small policy head starts near uniform.
+        for filters, kernel, stride in CONVOLUTIONS:
+            convolutions.append(nn.Conv2D(channels, filters, kernel, stride, weight_attr=_orthogonal(2**0.5)))
+            channels, side = filters, (side - kernel) // stride + 1
+        self.convolutions = nn.LayerList(convolutions)
+        self.fc = nn.Linear(channels * side * side, FEATURES, weight_attr=_orthogonal(2**0.5))
+        self.policy_head = nn.Linear(FEATURES, action_num, weight_attr=_orthogonal(0.01))
+        self.value_head = nn.Linear(FEATURES, 1, weight_attr=_orthogonal(1.0))
+        self.action_num, self.env_dim = action_num, env_dim
+
+    @property
+    def place(self) -> paddle.base.core.Place:
+        """The device that holds the weights."""
+        return self.fc.weight.place
+
+    def forward(self, obs: np.ndarray) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Return `logits` float32 [B, A] and `values` float32 [B] of `obs` uint8 [B, 4, D, D]."""
+        features = self._features(obs)
+        return self.policy_head(features), self.value_head(features).squeeze(-1)
+
+    def infer(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """`forward` without gradients; NumPy in and out."""
+        with paddle.no_grad():
+            logits, values = self.forward(obs)
+        return logits.numpy(), values.numpy()
+
+    def set_weights(self, weights: dict[str, np.ndarray]) -> None:
+        """Copy `weights` (float32 by parameter name, as from `get_weights`) into the parameters.
+
+        Raises:
+            ValueError: where a name or a shape does not fit this network.
+        """
+        parameters = self.state_dict()
+        if parameters.keys() != weights.keys():
+            raise ValueError(f"weights hold {sorted(weights)}, the network needs {sorted(parameters)}")
+        for name, parameter in parameters.items():
+            if list(weights[name].shape) != parameter.shape:
+                raise ValueError(f"{name} is {list(weights[name].shape)}, the network needs {parameter.shape}")
+            parameter.set_value(weights[name])
+
+    def _features(self, obs: np.ndarray) -> paddle.Tensor:
+        # Frames travel as bytes and are scaled where the network runs: a quarter of the traffic.
+        hidden = paddle.to_tensor(obs, place=self.place).astype("float32") / 255.0
+        for convolution in self.convolutions:
+            hidden = F.relu(convolution(hidden))
+        return F.relu(self.fc(hidden.flatten(1)))

@@ -1,0 +1,44 @@
+"""How many threads each part may use, in one place. Import it before NumPy or Paddle.
+
+Two OpenMP programs whose threads wait by spinning make each other 10 to 100 times slower on two
+cores, so nobody here spins (KMP_BLOCKTIME, OMP_WAIT_POLICY) and every runtime starts with one thread.
+The learner then takes as many as `learner_threads` says. On a machine with C usable cores:
+
+| part | threads | why |
+|---|---|---|
+| NumPy's BLAS | 1 | its products here are tiny |
+| inference | 1 | a batch of one actor is small; the other core steps environments |
+| learner | min(C, 8) | larger batches gain; past 8 the layers are too small to share out |
+| environments, `local` | C, shared out over the actors | C++ threads that sleep while they wait |
+| environments, remote actor | 1 | PARL gives each actor one CPU |
+"""
+
+import os
+import warnings
+
+# Paddle looks for a C++ compiler's cache when it is imported; nothing is compiled here.
+warnings.filterwarnings("ignore", message="No ccache found")
+
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+os.environ.setdefault("KMP_BLOCKTIME", "0")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+MAX_LEARNER_THREADS = 8
+
+
+def usable_cores() -> int:
+    """The number of cores that this process may run on (a container may grant fewer than there are)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def learner_threads() -> int:
+    """Threads of the learner's kernels."""
+    return min(usable_cores(), MAX_LEARNER_THREADS)
+
+
+def env_threads(actors_here: int, env_num: int) -> int:
+    """Threads that step one actor's `env_num` environments where `actors_here` share this machine."""
+    return max(1, min(env_num, usable_cores() // actors_here))

@@ -1,0 +1,273 @@
+"""Where actors run: in this process or on a PARL cluster, behind the same two methods."""
+
+import contextlib
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import parl_compat
+
+import numpy as np
+import parl
+import zmq
+from parl.remote.exceptions import FutureFunctionError, FutureObjectEmpty
+
+from a2c_config import DEFAULT_MASTER_ADDRESS, A2CConfig
+from actor import Actor, local_actors
+from atari_agent import create_agent
+from env_utils import action_num
+from rollout import Trajectory
+
+PROJECT_ROOT = Path(__file__).resolve().parent
+POLL_S = 0.5  # how often a wait looks at deadlines and lost actors; results arrive without this delay
+RELEASE_WAIT_S = 3.0
+
+logger = logging.getLogger("a2c")
+
+Weights = dict[str, np.ndarray]
+
+
+class Engine(Protocol):
+    """What the learner needs of an engine; also a context manager that closes itself."""
+
+    name: str
+
+    def collect(self, weights: Weights, version: int) -> list[Trajectory]:
+        """Return one trajectory per actor, in actor order, sampled with `weights` (update `version`)."""
+
+    def seconds(self, trajectories: list[Trajectory], collect_s: float) -> dict[str, float]:
+        """Split the `collect_s` seconds of one `collect` by activity: stepping, inferring, waiting."""
+
+    def close(self) -> None:
+        """Release actors and environments; safe to call twice."""
+
+
+class _Closing:
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _split(collect_s: float, trajectories: list[Trajectory], actors_at_once: int) -> dict[str, float]:
+    stepping, inferring = (
+        sum(trajectory.seconds[activity] for trajectory in trajectories) / actors_at_once
+        for activity in ("stepping", "inferring")
+    )
+    return {
+        "stepping": stepping,
+        "inferring": inferring,
+        "waiting": max(0.0, collect_s - stepping - inferring),
+    }
+
+
+class LocalEngine(_Closing):
+    """All actors in this process, taking turns: while one infers, the others' environments step."""
+
+    name = "local"
+
+    def __init__(self, config: A2CConfig) -> None:
+        self._agent = create_agent(config, action_num(config.env_name), "cpu")
+        self._actors = local_actors(config, self._agent)
+
+    def collect(self, weights: Weights, version: int) -> list[Trajectory]:
+        self._agent.set_weights(weights)
+        running = [actor.steps(version) for actor in self._actors]
+        trajectories: list[Trajectory | None] = [None] * len(running)
+        while trajectories[-1] is None:
+            trajectories = [next(steps) for steps in running]
+        return trajectories
+
+    def seconds(self, trajectories: list[Trajectory], collect_s: float) -> dict[str, float]:
+        # One thread serves all actors: their times add up, and what is left is bookkeeping.
+        return _split(collect_s, trajectories, actors_at_once=1)
+
+    def close(self) -> None:
+        for actor in self._actors:
+            actor.close()
+        self._actors = []
+
+
+class ParlEngine(_Closing):
+    """One remote actor per vacant CPU of a PARL cluster.
+
+    Raises:
+        ConnectionError: where no master answers, or an actor is lost.
+        TimeoutError: where CPUs stay taken, or an actor does not answer within `actor_timeout_s`.
+    """
+
+    name = "parl"
+
+    def __init__(self, config: A2CConfig) -> None:
+        self._config = config
+        self._address = config.master_address or DEFAULT_MASTER_ADDRESS
+        self._actors: list[Any] = []
+        self._disconnections: list[zmq.Socket] = []
+        self._errors = _ThreadErrors()
+        wait_for_cpus(self._address, config.actor_num, config.cluster_wait_s)
+        parl_compat.set_host(parl_compat.local_address_towards(self._address))
+        try:
+            # PARL sends the files beside the started script, which may be pytest or a notebook.
+            with parl_compat.shipped_from(PROJECT_ROOT):
+                parl.connect(self._address)
+                remote_class = parl.remote_class(wait=False)(Actor)
+                self._actors = [remote_class(config, index) for index in range(config.actor_num)]
+                for index in range(config.actor_num):
+                    self._wait_until_ready(index)
+        except BaseException:
+            self.close()
+            raise
+
+    def collect(self, weights: Weights, version: int) -> list[Trajectory]:
+        futures = [actor.collect(weights, version) for actor in self._actors]
+        return [self._result(index, future) for index, future in enumerate(futures)]
+
+    def seconds(self, trajectories: list[Trajectory], collect_s: float) -> dict[str, float]:
+        return _split(collect_s, trajectories, actors_at_once=len(trajectories))
+
+    def close(self) -> None:
+        # A job that is told that its client leaves gives its CPU back at once, else after 30 to 40 s.
+        for actor in self._actors:
+            _release(actor)
+        self._actors, self._disconnections = [], []
+        parl_compat.disconnect()
+        self._errors.close()
+
+    def _wait_until_ready(self, index: int) -> None:
+        actor = self._actors[index].__dict__
+        deadline = time.monotonic() + self._config.actor_timeout_s
+        while not actor["_xparl_calling_finished_event"].wait(POLL_S):
+            if time.monotonic() > deadline:
+                raise TimeoutError(self._message(index, f"did not start {self._within_timeout()}"))
+        if actor["_xparl_remote_object_exception"] is not None:
+            raise ConnectionError(self._message(index, "failed to start"))
+        # PARL's own heartbeat needs up to a minute to notice a dead job; the closed socket tells at once.
+        job_socket = actor["_xparl_remote_wrapper_obj"].job_socket
+        self._disconnections.append(job_socket.get_monitor_socket(zmq.EVENT_DISCONNECTED))
+
+    def _result(self, index: int, future: Any) -> Trajectory:
+        deadline = time.monotonic() + self._config.actor_timeout_s
+        while True:
+            try:
+                return future.get(timeout=POLL_S)
+            except FutureObjectEmpty:
+                for other, socket in enumerate(self._disconnections):
+                    if socket.poll(0):
+                        raise ConnectionError(self._message(other, "was lost: its process ended")) from None
+            except FutureFunctionError:
+                raise ConnectionError(self._message(index, "failed")) from None
+            if time.monotonic() > deadline:
+                raise TimeoutError(self._message(index, f"did not answer {self._within_timeout()}"))
+
+    def _within_timeout(self) -> str:
+        return f"within {self._config.actor_timeout_s:g} s (--actor_timeout_s)"
+
+    def _message(self, index: int, what: str) -> str:
+        cause = self._errors.of(self._actors[index])
+        return (
+            f"actor {index} of {self._config.actor_num} on the PARL cluster at {self._address} {what}"
+            f"{': ' + cause if cause else ''}; look at the cluster with `bash scripts/cluster_status.sh`, then "
+            "start again, or train in this process with --engine local"
+        )
+
+
+class _ThreadErrors:
+    """Keeps what PARL's calling threads raise, which otherwise lands on the terminal as a traceback."""
+
+    def __init__(self) -> None:
+        self._by_actor: dict[int, BaseException] = {}
+        self._previous_hook = threading.excepthook
+        threading.excepthook = self._keep
+
+    def close(self) -> None:
+        threading.excepthook = self._previous_hook
+
+    def of(self, actor: Any) -> str:
+        """The last line of what went wrong in `actor`'s calls; details go to the log."""
+        error = self._by_actor.get(id(actor))
+        if error is None:
+            return ""
+        logger.debug("remote error: %s", error)
+        return str(error).strip().splitlines()[-1]
+
+    def _keep(self, args: threading.ExceptHookArgs) -> None:
+        traceback = args.exc_traceback
+        while traceback is not None:
+            if traceback.tb_frame.f_code.co_name == "_run_object_in_backend":
+                self._by_actor[id(traceback.tb_frame.f_locals["self"])] = args.exc_value
+                return
+            traceback = traceback.tb_next
+        self._previous_hook(args)
+
+
+def _release(actor: Any) -> None:
+    """Tell an idle actor's job to end; one that is still at work notices that its client is gone."""
+    fields = actor.__dict__
+    remote = fields.get("_xparl_remote_wrapper_obj")
+    if remote is not None and fields["_xparl_calling_finished_event"].wait(RELEASE_WAIT_S):
+        remote.job_socket.disable_monitor()
+        remote.__del__()
+        remote.job_is_alive.value = False
+    actor.destroy()
+
+
+def wait_for_cpus(master_address: str, cpu_num: int, wait_s: float) -> None:
+    """Return once the cluster has `cpu_num` vacant CPUs.
+
+    Raises:
+        ConnectionError: where no master answers within `wait_s` seconds.
+        TimeoutError: where one answers, but its CPUs stay taken or are too few.
+    """
+    deadline = time.monotonic() + wait_s
+    announced = ""
+    while True:
+        used = vacant = None
+        with contextlib.suppress(ConnectionError):
+            used, vacant = parl_compat.cluster_cpus(master_address)
+        if vacant is not None and vacant >= cpu_num:
+            return
+        state = "no master answers yet" if vacant is None else f"{vacant} vacant, {used} used"
+        if time.monotonic() >= deadline:
+            break
+        if state != announced:
+            wanted = f"{cpu_num} vacant CPUs" if cpu_num > 1 else "a vacant CPU"
+            logger.info("waiting up to %g s for %s at %s: %s", wait_s, wanted, master_address, state)
+            announced = state
+        time.sleep(POLL_S)
+    if vacant is None:
+        raise ConnectionError(
+            f"no PARL master answers at {master_address} (waited {wait_s:g} s); start one with "
+            "`bash scripts/start_cluster.sh`, or train in this process with --engine local"
+        )
+    raise TimeoutError(
+        f"the PARL cluster at {master_address} has {vacant} vacant and {used} used CPUs, but actor_num is "
+        f"{cpu_num} (waited {wait_s:g} s); use --actor_num {max(1, vacant)}, or a cluster with more CPUs: "
+        f"`bash scripts/stop_cluster.sh`, then `bash scripts/start_cluster.sh --cpu_num {cpu_num}`"
+    )
+
+
+def create_engine(config: A2CConfig) -> Engine:
+    """Build the engine that `config.engine` names.
+
+    "auto" is `parl` where a master answers at the default address, else `local`. An address that was
+    given by hand must answer: training on one machine instead would be a silent surprise.
+    """
+    if config.engine == "local":
+        logger.info("engine: local, %d actors in this process", config.actor_num)
+        return LocalEngine(config)
+    if config.engine == "auto" and config.master_address is None:
+        try:
+            parl_compat.cluster_cpus(DEFAULT_MASTER_ADDRESS)
+        except ConnectionError:
+            logger.info(
+                "engine: local, %d actors in this process, since no PARL master answers at %s",
+                config.actor_num,
+                DEFAULT_MASTER_ADDRESS,
+            )
+            return LocalEngine(config)
+    address = config.master_address or DEFAULT_MASTER_ADDRESS
+    logger.info("engine: parl, %d remote actors on the cluster at %s", config.actor_num, address)
+    return ParlEngine(config)

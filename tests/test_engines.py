@@ -1,0 +1,106 @@
+"""The contract of every engine: same seed and settings, equal trajectories. On a real PARL cluster."""
+
+import os
+import signal
+import socket
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from a2c_config import A2CConfig
+from atari_agent import create_agent
+from engines import LocalEngine, ParlEngine, create_engine, wait_for_cpus
+from env_utils import action_num
+from train import flatten
+
+SETTINGS = {"actor_num": 2, "env_num": 2, "sample_batch_steps": 4, "seed": 5}
+FIELDS = ("obs", "actions", "advantages", "target_values", "values")
+
+
+def make_config(**settings):
+    return A2CConfig(**{**SETTINGS, **settings})
+
+
+def make_agent(config):
+    return create_agent(config, action_num(config.env_name), "cpu")
+
+
+def updated_weights(engine, config, updates):
+    """Train for some updates as `train.py` does; return the weights."""
+    agent = make_agent(config)
+    for version in range(updates):
+        trajectories = engine.collect(agent.get_weights(), version)
+        batch = [flatten(trajectories, name) for name in ("obs", "actions", "advantages", "target_values")]
+        agent.learn(*batch, sample_steps=version * config.batch_size)
+    return agent.get_weights()
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def jobs_of(cluster):
+    """The cluster's job processes that serve an actor: those that have loaded Paddle are the largest."""
+    tree = [child for pid in cluster.pids for child in psutil.Process(pid).children(recursive=True)]
+    return [process for process in tree if "job.py" in " ".join(process.cmdline())]
+
+
+def test_local_trajectories_are_in_actor_order_and_carry_the_version():
+    config = make_config()
+    with LocalEngine(config) as engine:
+        trajectories = engine.collect(make_agent(config).get_weights(), version=3)
+    assert [trajectory.weights_version for trajectory in trajectories] == [3, 3]
+    assert (trajectories[0].obs != trajectories[1].obs).any()
+
+
+def test_local_and_parl_give_equal_trajectories_and_equal_weights(cluster):
+    config = make_config(master_address=cluster.address)
+    weights = make_agent(config).get_weights()
+    with LocalEngine(config) as local, ParlEngine(config) as remote:
+        for version in range(2):
+            for here, there in zip(local.collect(weights, version), remote.collect(weights, version), strict=True):
+                for name in FIELDS:
+                    np.testing.assert_array_equal(getattr(here, name), getattr(there, name))
+    with LocalEngine(config) as local:
+        local_weights = updated_weights(local, config, 3)
+    with ParlEngine(config) as remote:
+        remote_weights = updated_weights(remote, config, 3)
+    for name in weights:
+        np.testing.assert_array_equal(local_weights[name], remote_weights[name])
+        assert name == "value_head.bias" or (local_weights[name] != weights[name]).any()
+
+
+def test_a_killed_job_is_an_error_that_names_the_actor_and_comes_at_once(cluster):
+    config = make_config(master_address=cluster.address, actor_num=1)
+    weights = make_agent(config).get_weights()
+    with ParlEngine(config) as engine:
+        engine.collect(weights, version=0)
+        victim = max(jobs_of(cluster), key=lambda process: process.memory_info().rss)
+        os.kill(victim.pid, signal.SIGKILL)
+        start = time.monotonic()
+        with pytest.raises(ConnectionError, match="actor 0 of 1"):
+            engine.collect(weights, version=1)
+        assert time.monotonic() - start < 10
+    wait_for_cpus(cluster.address, 2, wait_s=60)  # leave the cluster whole for the next test
+
+
+def test_an_exception_in_a_remote_actor_comes_home_with_its_reason(cluster):
+    config = make_config(master_address=cluster.address, actor_num=1)
+    with ParlEngine(config) as engine, pytest.raises(ConnectionError, match="weights hold"):
+        engine.collect({"nothing": np.zeros(1, np.float32)}, version=0)
+
+
+def test_too_few_vacant_cpus_end_in_the_fix_after_a_bounded_wait(cluster):
+    config = make_config(master_address=cluster.address, actor_num=9, cluster_wait_s=1.0)
+    with pytest.raises(TimeoutError, match=r"actor_num is 9.*--cpu_num 9"):
+        ParlEngine(config)
+
+
+def test_an_address_given_by_hand_must_answer():
+    config = make_config(master_address=f"127.0.0.1:{free_port()}", cluster_wait_s=0.5)
+    with pytest.raises(ConnectionError, match=r"start_cluster.sh"):
+        create_engine(config)

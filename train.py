@@ -1,0 +1,96 @@
+"""Train an Atari agent with Advantage Actor-Critic.
+
+    python train.py
+    python train.py --env_name BreakoutNoFrameskip-v4 --actor_num 4 --engine parl
+    python train.py --preset parl --max_sample_steps 1e6
+
+Later sources win: defaults < --preset < --config FILE.json < options. An older run in --run_dir is
+moved aside, never deleted. Ctrl-C ends the run with a summary.
+"""
+
+import logging
+import signal
+import sys
+import time
+
+import cpu_threads  # noqa: F401  before NumPy and Paddle start their threads
+
+import numpy as np
+
+from a2c_config import A2CConfig
+from atari_agent import AtariAgent, create_agent, resolve_device
+from engines import Engine, create_engine
+from env_utils import action_num
+from metrics import Metrics, RunDirectory, log_to_console
+from rollout import Trajectory
+
+logger = logging.getLogger("a2c")
+
+
+def flatten(trajectories: list[Trajectory], name: str) -> np.ndarray:
+    """One field of all trajectories as a batch: [A] x [T, N, ...] -> [A*T*N, ...]."""
+    arrays = [getattr(trajectory, name) for trajectory in trajectories]
+    stacked = arrays[0][None] if len(arrays) == 1 else np.stack(arrays)
+    return stacked.reshape(-1, *stacked.shape[3:])
+
+
+def train(config: A2CConfig, engine: Engine, agent: AtariAgent, metrics: Metrics) -> None:
+    """Update `agent` from the engine's trajectories until `max_sample_steps`."""
+    while metrics.sample_steps < config.max_sample_steps:
+        start = time.perf_counter()
+        trajectories = engine.collect(agent.get_weights(), version=metrics.updates)
+        collected = time.perf_counter()
+        losses = agent.learn(
+            *(flatten(trajectories, name) for name in ("obs", "actions", "advantages", "target_values")),
+            sample_steps=metrics.sample_steps,
+        )
+        learned = time.perf_counter()
+        seconds = engine.seconds(trajectories, collected - start) | {"learning": learned - collected}
+        episodes = [episode for trajectory in trajectories for episode in trajectory.episodes]
+        metrics.add(config.batch_size, episodes, losses, seconds)
+
+
+def run(config: A2CConfig) -> int:
+    """One training run from settings to summary; return the exit status."""
+    device = resolve_device(config.device)
+    actions = action_num(config.env_name)  # a wrong game ends here, before anything is moved or started
+    run_directory = RunDirectory(config.run_dir)
+    try:
+        metrics = Metrics(run_directory, config.as_dict(), config.max_sample_steps, config.log_metrics_interval_s)
+        try:
+            if run_directory.moved_to:
+                logger.info("an older run was moved to %s", run_directory.moved_to)
+            logger.info("%s on %s, logs and curves in %s", config.env_name, device, config.run_dir)
+            with create_engine(config) as engine:
+                train(config, engine, create_agent(config, actions, device), metrics)
+        except KeyboardInterrupt:
+            logger.info("stopped by Ctrl-C")
+            return 130
+        except (ConnectionError, TimeoutError, FloatingPointError) as error:
+            logger.error("error: %s", error)
+            return 1
+        finally:
+            metrics.write()
+            logger.info("%s", metrics.summary())
+            metrics.close()
+    finally:
+        run_directory.close()
+    print(f"next: bash scripts/visualdl.sh --logdir {config.run_dir}")
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    log_to_console()
+    config = A2CConfig.from_command_line(argv, __doc__)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return run(config)
+    except KeyboardInterrupt:
+        return 130
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
