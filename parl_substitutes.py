@@ -17,17 +17,18 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 SHORTEST_WAIT_MS = 10_000  # PARL gives up after 0.5 s or 0.9 s: too early on a busy machine
 
 host = os.environ.get("XPARL_HOST") or "127.0.0.1"  # where PARL's sockets listen, and what they advertise
 
 
-def _copy_with(module: types.ModuleType, **changes: Any) -> types.ModuleType:
-    copy = types.ModuleType(module.__name__)
-    copy.__dict__.update({**module.__dict__, **changes})
-    return copy
+def _changed(module: types.ModuleType, **changes: Any) -> types.ModuleType:
+    """Return a stand-in for `module`: what is not in `changes` is looked up there, when it is used."""
+    stand_in = types.ModuleType(module.__name__)
+    stand_in.__dict__.update(changes, __getattr__=functools.partial(getattr, module))
+    return stand_in
 
 
 def _zmq() -> types.ModuleType:
@@ -48,7 +49,7 @@ def _zmq() -> types.ModuleType:
         def __del__(self) -> None:
             """Do not terminate: called by the garbage collector, that can wait for ever for an open socket."""
 
-    return _copy_with(zmq, Context=Context)
+    return _changed(zmq, Context=Context)
 
 
 def _grpc() -> types.ModuleType:
@@ -64,7 +65,7 @@ def _grpc() -> types.ModuleType:
         # Instead of PARL's way, which deletes the proxy settings of the whole program.
         return grpc.insecure_channel(target, [*options, ("grpc.enable_http_proxy", 0)])
 
-    return _copy_with(grpc, server=server, insecure_channel=insecure_channel)
+    return _changed(grpc, server=server, insecure_channel=insecure_channel)
 
 
 def _flask() -> types.ModuleType:
@@ -74,7 +75,7 @@ def _flask() -> types.ModuleType:
         def run(self, host: str, port: int) -> None:  # PARL asks for every interface
             super().run(globals()["host"], port)
 
-    return _copy_with(flask, Flask=Flask)
+    return _changed(flask, Flask=Flask)
 
 
 def _multiprocessing() -> Any:
@@ -89,7 +90,7 @@ def _threading() -> types.ModuleType:
         def setDaemon(self, daemonic: bool) -> None:  # the original warns at each call
             self.daemon = daemonic
 
-    return _copy_with(threading, Thread=Thread)
+    return _changed(threading, Thread=Thread)
 
 
 def _framework_probe() -> Any:
@@ -118,7 +119,7 @@ _SUBSTITUTES: dict[str, Callable[[], Any]] = {
     "threading": functools.cache(_threading),
     "pkg_resources": functools.cache(_pkg_resources),
     # PARL turns all warnings of the whole program on, and `ResourceWarning` off.
-    "warnings": functools.cache(lambda: _copy_with(warnings, simplefilter=lambda *args, **kwargs: None)),
+    "warnings": functools.cache(lambda: _changed(warnings, simplefilter=lambda *args, **kwargs: None)),
 }
 
 
@@ -167,7 +168,7 @@ PARL_BUILTINS = {**builtins.__dict__, "__import__": import_for_parl}
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    patches: dict[str, Callable[[Any], None]] = {}
+    patches: ClassVar[dict[str, Callable[[Any], None]]] = {}
 
     def exec_module(self, module: Any) -> None:
         module.__dict__["__builtins__"] = PARL_BUILTINS
@@ -213,3 +214,4 @@ def install(patches: dict[str, Callable[[Any], None]]) -> None:
     if "parl" in sys.modules:
         raise ImportError("parl was imported before parl_compat; import parl_compat first")
     sys.meta_path.insert(0, _Finder())
+    warnings.filterwarnings("ignore", "No ccache found")  # Paddle's, about compilers that nobody here uses

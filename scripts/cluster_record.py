@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +20,8 @@ import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 LAUNCHER = str(ROOT / "parl_compat.py")
+START_S = 60.0  # plus 1 s per CPU: each starts two jobs, of about 1 s of a core together
+POLL_S = 0.1
 GRACE_S = 5.0  # from SIGTERM to SIGKILL
 KILL_S = 10.0  # from SIGKILL to giving up
 LOG_TAIL_LINES = 8
@@ -40,10 +43,18 @@ class Started:
         """The process, or None where it has ended."""
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(self.pid)
-            # Linux derives the time from the clock, which may be corrected by a fraction of a second.
-            if abs(process.create_time() - self.create_time) < 1 and is_alive(process):
-                return process
+            return process if self._is_born_as(process) and is_alive(process) else None
         return None
+
+    def leads_session(self) -> bool:
+        """Whether processes in the session of this number are ours: the pid was not given to another program."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return self._is_born_as(psutil.Process(self.pid))
+        return True  # it has ended; the system does not reuse the number while others are in its session
+
+    def _is_born_as(self, process: psutil.Process) -> bool:
+        # Linux derives the time from the clock, which may be corrected by a fraction of a second.
+        return abs(process.create_time() - self.create_time) < 1
 
 
 @dataclass
@@ -100,6 +111,38 @@ class Record:
         self.processes.append(Started(name, process.pid, psutil.Process(process.pid).create_time()))
         self.save()
 
+    def launch_worker(self, log_server_port: int) -> None:
+        """Start the program that lends `cpu_num` CPUs to the master."""
+        where = ("--address", self.address, "--log_server_port", str(log_server_port))
+        self.launch("worker", "start.py", "--name", "worker", "--cpu_num", str(self.cpu_num), *where)
+
+    @contextlib.contextmanager
+    def removed_on_failure(self) -> Iterator[None]:
+        """Leave nothing behind where the block fails or is interrupted."""
+        try:
+            self.save()  # a folder that cannot be written shows before anything runs
+            yield
+        except BaseException:
+            self.remove()
+            raise
+
+    def wait_until(self, is_ready: Callable[[], bool], what: str) -> None:
+        """Return once `is_ready()`; ClusterError where one of our processes ends or the time is up."""
+        wait_s = START_S + self.cpu_num
+        deadline = time.monotonic() + wait_s
+        while not is_ready():
+            for name in self.ended():
+                raise ClusterError(
+                    f"the {name} ended while it started; the end of its log {self.log(name)} is\n"
+                    f"{self.log_tail(name)}"
+                )
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"{what} was not ready after {wait_s:g} s (logs in {self.path.parent}); run this again, "
+                    f"with fewer CPUs than --cpu_num {self.cpu_num} if the machine is busy"
+                )
+            time.sleep(POLL_S)
+
     def ended(self) -> list[str]:
         """The names of the processes that no longer run."""
         return [started.name for started in self.processes if started.process() is None]
@@ -124,18 +167,13 @@ class Record:
                 raise ClusterError(f"the processes {pids} of {self.address} do not end; run this again later")
             for process in victims:
                 _signal(process, force=overtime > 0)
-            time.sleep(0.1)
+            time.sleep(POLL_S)
         self.path.unlink(missing_ok=True)
 
     def _family(self) -> set[psutil.Process]:
         """Our processes with all their descendants, also those whose parents are gone."""
-        family, sessions = set(), set()
-        for started in self.processes:
-            process = started.process()
-            if process is not None:
-                family.add(process)
-            if process is not None or not psutil.pid_exists(started.pid):
-                sessions.add(started.pid)  # no other program can lead a session of this number
+        family = {process for started in self.processes if (process := started.process())}
+        sessions = {started.pid for started in self.processes if started.leads_session()}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 if os.getsid(process.pid) in sessions and LAUNCHER in process.cmdline():

@@ -8,6 +8,11 @@ die() {
     exit 1
 }
 
+# The comment at the head of the script that runs, which is its help.
+print_help() {
+    sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+}
+
 # The project's own Python where `setup.sh` made one, else the one at hand.
 find_python() {
     if [ -x "$venv/bin/python" ]; then

@@ -1,5 +1,6 @@
 """The contract of every engine: same seed and settings, equal trajectories. On a real PARL cluster."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -46,7 +47,12 @@ def free_port():
 def jobs_of(cluster):
     """The cluster's job processes that serve an actor: those that have loaded Paddle are the largest."""
     tree = [child for pid in cluster.pids for child in psutil.Process(pid).children(recursive=True)]
-    return [process for process in tree if "job.py" in " ".join(process.cmdline())]
+    jobs = []
+    for process in tree:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may end meanwhile
+            if "job.py" in " ".join(process.cmdline()):
+                jobs.append(process)
+    return jobs
 
 
 def test_local_trajectories_are_in_actor_order_and_carry_the_version():
