@@ -25,7 +25,7 @@ class GameStart(gymnasium.Wrapper):
     """Starts and ends a game, one emulator frame per step, just as ALE's C++ vector env does.
 
     A start is a reset, one frame of FIRE where the game has that action, then no-ops: k frames in all, k
-    uniform in 0..noop_max-1 (but at least the FIRE). A game is truncated `max_episode_frames` after its start.
+    uniform in 0..noop_max-1 (but at least the FIRE). `max_episode_frames` after it the game is truncated.
     """
 
     def __init__(

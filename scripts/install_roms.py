@@ -108,42 +108,33 @@ def fetch_roms(rom_ids: list[str], directory: Path, accept_license: bool) -> Non
     Raises:
         RomError: where AutoROM is not installed, fails or does not bring the ROMs.
     """
+    names = ", ".join(rom_ids)
     if importlib.util.find_spec("AutoROM") is None:
         raise RomError(
-            f"{', '.join(rom_ids)} cannot be downloaded without AutoROM; install it with `pip install autorom`, "
+            f"{names} cannot be downloaded without AutoROM: install it with `pip install autorom`, "
             "or copy the ROM from a directory with --from DIR"
         )
     with tempfile.TemporaryDirectory() as download_dir:
-        command = [
-            sys.executable,
-            "-c",
-            "from AutoROM import cli; cli()",
-            "--quiet",
-            "--install-dir",
-            download_dir,
-        ]
+        command = [sys.executable, "-c", "from AutoROM import cli; cli()", "--quiet"]
+        command += ["--install-dir", download_dir] + ["--accept-license"] * accept_license
         try:
-            status = subprocess.run(
-                command + ["--accept-license"] * accept_license, timeout=_AUTOROM_TIMEOUT_S
-            ).returncode
-        except subprocess.TimeoutExpired as error:
-            raise RomError(f"AutoROM took more than {_AUTOROM_TIMEOUT_S} s; try again, or --from DIR") from error
-        if status != 0:
-            raise RomError(
-                f"AutoROM failed with exit status {status}; its output is above. If it could not ask about the "
-                "licence, add --accept_license; without a network, use --from DIR"
-            )
-        # AutoROM also ends with status 0 where the network or the user said no.
+            status = subprocess.run(command, timeout=_AUTOROM_TIMEOUT_S).returncode
+        except subprocess.TimeoutExpired:
+            status = f"none within {_AUTOROM_TIMEOUT_S} s"
+        # AutoROM's status is 0 even where the network, or the user about the licence, said no.
         if not copy_roms(rom_ids, Path(download_dir), directory):
             raise RomError(
-                f"AutoROM did not bring {', '.join(rom_ids)}; its output is above; --from DIR copies ROMs"
+                f"AutoROM (exit status {status}) did not bring {names}: its output above says why; "
+                "--accept_license answers its question, --from DIR needs no network"
             )
 
 
 def report(rom_ids: list[str], directory: Path) -> None:
     """Print how many of the ROMs are there, and which are not."""
     missing = missing_roms(rom_ids, directory)
-    there = rom_ids[0] if len(rom_ids) == 1 else f"{len(rom_ids) - len(missing)} of {len(rom_ids)} ROMs"
+    there = (
+        f"{rom_ids[0]} is" if len(rom_ids) == 1 else f"{len(rom_ids) - len(missing)} of {len(rom_ids)} ROMs are"
+    )
     print(f"{there} in {directory}")
     if missing:
         print(f"missing: {', '.join(missing)}")
