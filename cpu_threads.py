@@ -15,6 +15,7 @@ The learner then takes as many as `learner_threads` says. On a machine with C us
 
 import os
 import warnings
+import zlib  # noqa: F401  Paddle 2.6.2's GPU build must find it loaded, or the module cannot be imported after it
 
 # Paddle looks for a C++ compiler's cache when it is imported; nothing is compiled here.
 warnings.filterwarnings("ignore", message="No ccache found")

@@ -4,12 +4,13 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 bash "$root/scripts/setup.sh"
+unset PYTHONPATH PYTHONHOME # another project's packages would shadow those of .venv
 cd "$root"
 style=0
-"$venv/bin/ruff" check --quiet . || style=1
-"$venv/bin/ruff" format --quiet --check . || style=1
+"$venv/bin/python" -m ruff check --quiet . || style=1
+"$venv/bin/python" -m ruff format --quiet --check . || style=1
+[ "$style" = 0 ] || echo "error: the style check failed; run \`.venv/bin/python -m ruff check --fix .\` and \`.venv/bin/python -m ruff format .\`"
 tests=0
 "$venv/bin/python" -m pytest "$@" || tests=$?
-[ "$style" = 0 ] || echo "error: the style check failed; run \`.venv/bin/ruff check --fix . && .venv/bin/ruff format .\`" >&2
 [ "$tests" != 0 ] || tests=$style
 exit "$tests"
