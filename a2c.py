@@ -56,7 +56,9 @@ def clip_gradients(parameters: list[paddle.Tensor], max_grad_norm: float) -> flo
     `max_grad_norm` 0 leaves them as they are. Pascanu et al. 2013, arXiv:1211.5063, algorithm 1.
     """
     gradients = [parameter.grad for parameter in parameters]
-    grad_norm = paddle.add_n([gradient.square().sum() for gradient in gradients]).sqrt().item()
+    # A dot product needs no second array of the gradients' size, as square().sum() would.
+    squares = [paddle.dot(gradient.flatten(), gradient.flatten()) for gradient in gradients]
+    grad_norm = paddle.add_n(squares).sqrt().item()
     if max_grad_norm and grad_norm > max_grad_norm:
         for gradient in gradients:
             gradient.scale_(max_grad_norm / grad_norm)
@@ -78,6 +80,30 @@ class A2C(parl.Algorithm):
     def learning_rate(self, sample_steps: int) -> float:
         """The rate after `sample_steps`: linear from `start_lr` to 0 at the end of the run."""
         return self.config.start_lr * max(0.0, 1.0 - sample_steps / self.config.max_sample_steps)
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        """The optimizer's accumulators by parameter and slot, e.g. "fc.weight/moment1_0"."""
+        # Paddle numbers its parameters per process; the names within the network are the same everywhere.
+        names = {parameter.name: name for name, parameter in self.model.named_parameters()}
+        state = {}
+        for key, value in self.optimizer.state_dict().items():
+            parameter = next((parameter for parameter in names if key.startswith(parameter + "_")), None)
+            if parameter:
+                state[f"{names[parameter]}/{key.removeprefix(parameter + '_')}"] = value.numpy()
+        return state
+
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        """Restore what `get_state` returned; ValueError where a name does not fit this network."""
+        parameters = {name: parameter.name for name, parameter in self.model.named_parameters()}
+        unknown = [key for key in state if key.rpartition("/")[0] not in parameters]
+        if unknown:
+            raise ValueError(f"the optimizer's state holds {unknown[0]!r}, which this network does not have")
+        self.optimizer.set_state_dict(
+            {
+                f"{parameters[key.rpartition('/')[0]]}_{key.rpartition('/')[2]}": paddle.to_tensor(value)
+                for key, value in state.items()
+            }
+        )
 
     def learn(
         self,
@@ -116,6 +142,7 @@ class A2C(parl.Algorithm):
         self.optimizer.set_lr(learning_rate)
         self.optimizer.step()
         self.optimizer.clear_grad()
+        self.model.refresh()
         return {
             "policy_loss": losses.policy_loss.item(),
             "value_loss": losses.value_loss.item(),

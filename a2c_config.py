@@ -76,6 +76,11 @@ class A2CConfig:
     normalize_advantages: bool = _setting(True, "scale advantages to mean 0, standard deviation 1 per batch")
     seed: int = _setting(0, "seed of Python, NumPy, Paddle and every environment", minimum=0, maximum=2**31 - 1)
     device: str = _setting("auto", "where to learn: auto, cpu, gpu or gpu:N")
+    precision: str = _setting(
+        "auto",
+        "of the network's arithmetic: auto = bf16 on a CPU that computes it in hardware, else fp32",
+        choices=("auto", "fp32", "bf16"),
+    )
 
     # What is kept
     run_dir: str = _setting("train_log/train", "directory of this run; an older run there is moved aside")

@@ -50,13 +50,15 @@ class Actor:
         *_, trajectory = self.steps(version)
         return trajectory
 
-    def steps(self, version: int) -> Iterator[Trajectory | None]:
+    def steps(self, version: int, all_obs: np.ndarray | None = None) -> Iterator[Trajectory | None]:
         """`collect` in slices: yields None whenever its environments have work, and the trajectory at last.
 
         Between two slices another actor can infer while these environments step in their C++ threads.
+        The trajectory's observations are written to `all_obs`, uint8 [T, N, 4, D, D], if it is given.
         """
         steps, env_num = self.config.sample_batch_steps, self.config.env_num
-        all_obs = np.empty((steps, *self.obs.shape), np.uint8)
+        if all_obs is None:
+            all_obs = np.empty((steps, *self.obs.shape), np.uint8)
         actions = np.empty((steps, env_num), np.int64)
         rewards, values = np.empty((2, steps, env_num), np.float32)
         dones = np.empty((steps, env_num), bool)
@@ -66,7 +68,7 @@ class Actor:
         for t in range(steps):
             start = time.perf_counter()
             all_obs[t] = self.obs
-            actions[t], values[t] = self.agent.sample(self.obs, self.rng)
+            actions[t], values[t] = self.agent.sample(all_obs[t], self.rng)
             seconds["inferring"] += time.perf_counter() - start
             self.env.send(actions[t])
             yield None

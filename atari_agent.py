@@ -1,16 +1,21 @@
 """Between NumPy and the algorithm: an agent that acts, judges observations, and learns from batches."""
 
+import logging
 import random
 
+import cpu_threads
 import parl_compat  # noqa: F401  makes `import parl` work
 
 import numpy as np
 import paddle
 import parl
 
+import cpu_kernels
 from a2c import A2C
 from a2c_config import A2CConfig, ConfigError
 from atari_model import AtariModel
+
+logger = logging.getLogger("a2c")
 
 
 class AtariAgent(parl.Agent):
@@ -42,6 +47,29 @@ class AtariAgent(parl.Agent):
         _, values = self.alg.predict(obs)
         return values
 
+    def get_state(self) -> dict[str, np.ndarray]:
+        """Weights ("model/...") and optimizer ("optimizer/...") as arrays, to go on from later."""
+        parts = {"model": self.get_weights(), "optimizer": self.alg.get_state()}
+        return {f"{part}/{name}": array for part, arrays in parts.items() for name, array in arrays.items()}
+
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        """Restore what `get_state` returned; ValueError names what does not fit."""
+        parts: dict[str, dict[str, np.ndarray]] = {"model": {}, "optimizer": {}}
+        for name, array in state.items():
+            part, _, rest = name.partition("/")
+            if part not in parts:
+                raise ValueError(f"the agent's state holds {name!r}; it must begin with model/ or optimizer/")
+            parts[part][rest] = array
+        self.set_weights(parts["model"])
+        self.alg.set_state(parts["optimizer"])
+
+    def keep_forward(self, batch_obs: np.ndarray) -> None:
+        """Announce the observations of the next `learn`, uint8 [B, 4, D, D], before they are acted on.
+
+        `sample` on slices of this array then does the forward pass of learning as well.
+        """
+        self.alg.model.keep_forward(batch_obs)
+
     def learn(
         self,
         obs: np.ndarray,
@@ -68,7 +96,24 @@ def create_agent(config: A2CConfig, action_num: int, device: str) -> AtariAgent:
     """Build network, algorithm and agent on `device` ("cpu", "gpu:0"), their weights drawn with `config.seed`."""
     paddle.set_device(device)
     seed_everything(config.seed)
-    return AtariAgent(A2C(AtariModel(action_num, config.env_dim), config))
+    model = AtariModel(action_num, config.env_dim)
+    if device == "cpu":
+        _use_cpu_kernels(model, config.precision)
+    return AtariAgent(A2C(model, config))
+
+
+def _use_cpu_kernels(model: AtariModel, precision: str) -> None:
+    """Speed `model` up where this machine can; a line in the log says where it cannot, and what that costs."""
+    chosen = cpu_kernels.best_precision() if precision == "auto" else precision
+    reason = cpu_kernels.unavailable_reason(chosen)
+    if reason and chosen == "bf16":
+        logger.warning("precision: fp32 instead of bf16, since %s", reason)
+        chosen, reason = "fp32", cpu_kernels.unavailable_reason("fp32")
+    if reason:
+        logger.warning("network: Paddle's own layers, about three times slower, since %s", reason)
+        return
+    model.use_cpu_kernels(chosen, cpu_threads.learner_threads())
+    logger.info("network: oneDNN kernels, %s, %d threads to learn", chosen, cpu_threads.learner_threads())
 
 
 def seed_everything(seed: int) -> None:

@@ -8,6 +8,8 @@ import paddle.nn as nn
 import paddle.nn.functional as F
 import parl
 
+from cpu_kernels import CpuTrunk
+
 CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # (channels, kernel, stride), Mnih et al. 2015
 FEATURES = 512
 
@@ -37,6 +39,30 @@ class AtariModel(parl.Model):
         self.policy_head = nn.Linear(FEATURES, action_num, weight_attr=_orthogonal(0.01))
         self.value_head = nn.Linear(FEATURES, 1, weight_attr=_orthogonal(1.0))
         self.action_num, self.env_dim = action_num, env_dim
+        self._trunk: CpuTrunk | None = None
+
+    def use_cpu_kernels(self, precision: str, train_threads: int) -> None:
+        """Run the trunk on `cpu_kernels.py` from now on; arguments and errors as those of `CpuTrunk`.
+
+        Who changes the parameters other than by `set_weights` must call `refresh` then.
+        """
+        affine = [*self.convolutions, self.fc]
+        parameters = [parameter for layer in affine for parameter in (layer.weight, layer.bias)]
+        self._trunk = CpuTrunk(parameters, self.env_dim, precision, train_threads)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take over the parameters' values into what the CPU kernels work on."""
+        if self._trunk:
+            self._trunk.refresh()
+            heads = self.policy_head, self.value_head
+            self._heads_weight = np.concatenate([head.weight.numpy() for head in heads], axis=1)
+            self._heads_bias = np.concatenate([head.bias.numpy() for head in heads])
+
+    def keep_forward(self, batch_obs: np.ndarray) -> None:
+        """Let the next `forward` of `batch_obs`, uint8 [B, 4, D, D], use what `infer` computes of its parts."""
+        if self._trunk:
+            self._trunk.keep_for(batch_obs)
 
     @property
     def place(self) -> paddle.base.core.Place:
@@ -50,6 +76,10 @@ class AtariModel(parl.Model):
 
     def infer(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """`forward` without gradients; NumPy in and out."""
+        if self._trunk:
+            # A Paddle call costs more than these two small products.
+            outputs = self._trunk.infer(obs) @ self._heads_weight + self._heads_bias
+            return outputs[:, :-1], outputs[:, -1]
         with paddle.no_grad():
             logits, values = self.forward(obs)
         return logits.numpy(), values.numpy()
@@ -67,8 +97,11 @@ class AtariModel(parl.Model):
             if list(weights[name].shape) != parameter.shape:
                 raise ValueError(f"{name} is {list(weights[name].shape)}, the network needs {parameter.shape}")
             parameter.set_value(weights[name])
+        self.refresh()
 
     def _features(self, obs: np.ndarray) -> paddle.Tensor:
+        if self._trunk:
+            return self._trunk.features(obs)
         # Frames travel as bytes and are scaled where the network runs: a quarter of the traffic.
         hidden = paddle.to_tensor(obs, place=self.place).astype("float32") / 255.0
         for convolution in self.convolutions:

@@ -6,6 +6,9 @@
     trunk.refresh()                     # the primitives work on copies of the weights
     features = trunk.infer(obs)         # NumPy in, NumPy out, no gradients
 
+    trunk.keep_for(batch_obs)           # from here on `infer` keeps what it computes of parts of batch_obs,
+    features = trunk.features(batch_obs)  # and once all of it is known, this has nothing left to compute
+
 The parameters stay ordinary Paddle tensors, so loss, optimizer and checkpoints know nothing of this file.
 Plain Paddle computes convolutions one sample at a time; this is several times faster. What makes it so:
 
@@ -13,7 +16,8 @@ Plain Paddle computes convolutions one sample at a time; this is several times f
   of pixels is seen as 16 channels ("space to depth"): the same sums, in a form that fills vector registers;
 - the scale 1/255 of the pixels is folded into conv1's weights, so bytes are only converted, not divided;
 - bias and ReLU are applied while a result is in a register, and activations stay in one layout throughout;
-- conv1's input, the largest tensor, only ever exists for a slice of the batch that fits the cache.
+- conv1's input, the largest tensor, only ever exists for a slice of the batch that fits the cache;
+- A2C learns with the very weights that it acted with, so the activations of acting serve to learn from.
 
 `onednn.py` binds the library, `cpu_layers.py` makes the primitives of a layer.
 """
@@ -23,6 +27,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import paddle
@@ -98,8 +103,9 @@ class CpuTrunk:
         pairs = zip(self.layers, parameters[::2], parameters[1::2], strict=True)
         self.weights = [Weights(layer, weight, bias, self.data_type) for layer, weight, bias in pairs]
         self.weights_version = 0
-        self._inference_plans: OrderedDict[int, _Plan] = OrderedDict()
+        self._inference_plans: OrderedDict[int, tuple[_Forward, _Activations]] = OrderedDict()
         self._training_plans: OrderedDict[int, _TrainingPlan] = OrderedDict()
+        self._kept: _KeptForward | None = None
         self.refresh()
 
     def refresh(self) -> None:
@@ -112,8 +118,21 @@ class CpuTrunk:
         """Return the features, float32 [B, 512], of `obs` uint8 [B, 4, D, D]."""
         obs = self._checked(obs)
         with onednn.num_threads(1):
-            plan = _recall(self._inference_plans, len(obs), lambda: _Plan(self, len(obs), SLICE))
-            return plan.forward(obs)
+            forward, own = _recall(self._inference_plans, len(obs), lambda: self._inference_plan(len(obs)))
+            if self._kept and self._kept.covers(obs, self.weights_version):
+                return forward(obs, *self._kept.place(obs))
+            return forward(obs, own)
+
+    def keep_for(self, batch_obs: np.ndarray) -> None:
+        """Let `infer` on parts of `batch_obs`, uint8 [B, 4, D, D], keep what the next `features` needs.
+
+        It holds until `refresh`. `batch_obs` may still be unwritten; a part must not change once inferred.
+        """
+        with onednn.num_threads(self.train_threads):
+            self._kept = _KeptForward(self.training_plan(len(batch_obs)), batch_obs, self.weights_version)
+
+    def _inference_plan(self, batch: int) -> "tuple[_Forward, _Activations]":
+        return _Forward(self, batch, _slices(self, batch, SLICE)), _Activations(self, batch)
 
     def features(self, obs: np.ndarray) -> paddle.Tensor:
         """`infer` as a Paddle tensor through which gradients reach the parameters.
@@ -126,6 +145,18 @@ class CpuTrunk:
         """The primitives for `batch` samples, made for the number of threads that is set now."""
         return _recall(self._training_plans, batch, lambda: _TrainingPlan(self, batch))
 
+    def forward(self, obs: np.ndarray) -> "tuple[_TrainingPlan, np.ndarray]":
+        """The forward pass before a backward pass: what holds its activations, and the features."""
+        kept = self._kept
+        if kept and kept.is_complete(obs, self.weights_version):
+            kept.plan.generation += 1
+            return kept.plan, kept.plan.activations.features(0, len(obs))
+        with onednn.num_threads(self.train_threads):
+            plan = self.training_plan(len(obs))
+            if kept and kept.plan is plan:
+                self._kept = None  # its activations are overwritten
+            return plan, plan.forward(obs)
+
     def _checked(self, obs: np.ndarray) -> np.ndarray:
         side = self.env_dim
         if obs.dtype != np.uint8 or obs.shape[1:] != (4, side, side) or not len(obs):
@@ -133,7 +164,7 @@ class CpuTrunk:
         return np.ascontiguousarray(obs)
 
 
-def _recall(plans: OrderedDict, batch: int, make: Callable[[], "_Plan"]) -> "_Plan":
+def _recall(plans: OrderedDict, batch: int, make: Callable[[], Any]) -> Any:
     """The plan for `batch`, new if need be; the one unused for longest makes room."""
     if batch not in plans:
         while len(plans) >= MAX_PLANS:
@@ -143,53 +174,120 @@ def _recall(plans: OrderedDict, batch: int, make: Callable[[], "_Plan"]) -> "_Pl
     return plans[batch]
 
 
-class _Plan:
-    """Everything allocated and compiled for one batch size."""
-
-    def __init__(self, trunk: CpuTrunk, batch: int, slice_samples: int, training: bool = False) -> None:
-        self.batch, layers = batch, trunk.layers
-        self._shapes = cpu_layers.parameter_shapes(layers)
-        self.activations = [
-            Memory(cpu_layers.activation(batch, layer.result, data_type), data_type)
-            for layer, data_type in zip(layers, [trunk.data_type] * 3 + [F32], strict=True)
-        ]
-        self._sample_bytes = math.prod(layers[0].result) * ITEM_BYTES[trunk.data_type]
-        sizes = [slice_samples] * (batch // slice_samples)
-        sizes += [batch % slice_samples] if batch % slice_samples else []
-        slices = {size: InputSlice(layers[0], trunk.weights[0], size, training) for size in set(sizes)}
-        self.slices = [(sum(sizes[:index]), slices[size]) for index, size in enumerate(sizes)]
-        flat = cpu_layers.activation(batch, layers[3].source, trunk.data_type)
-        # What layers 1, 2 and 3 read; fc does not read conv3's result, but a copy in Paddle's order.
-        self.sources = [*self.activations[:2], Memory(flat, trunk.data_type)]
-        self._forward = [
-            cpu_layers.forward_primitive(
-                layers[i], trunk.weights[i], self.sources[i - 1], self.activations[i], training
-            )
-            for i in (1, 2, 3)
-        ]
-        flatten = cpu_layers.flatten(batch, layers[2], self.activations[2], self.sources[2])
-        self._forward.insert(2, flatten)
-
-    def forward(self, obs: np.ndarray) -> np.ndarray:
-        """Return the features, float32 [B, 512], of contiguous `obs` uint8 [B, 4, D, D]."""
-        for start, input_slice in self.slices:
-            result = self.activations[0].address + start * self._sample_bytes
-            input_slice.forward(obs[start:].ctypes.data, result)
-        for primitive in self._forward:
-            primitive()
-        return self.activations[3].array.reshape(self.batch, FEATURES).copy()
-
-
-class _TrainingPlan(_Plan):
-    """A plan that keeps the activations of one `forward` for the `backward` that follows it."""
+class _Activations:
+    """Room for the results of every layer on `batch` samples."""
 
     def __init__(self, trunk: CpuTrunk, batch: int) -> None:
-        super().__init__(trunk, batch, SLICE * trunk.train_threads, training=True)
+        data_type, layers = trunk.data_type, trunk.layers
+        types = [data_type] * 3 + [F32]
+        self.results = [
+            Memory(cpu_layers.activation(batch, layer.result, result_type), result_type)
+            for layer, result_type in zip(layers, types, strict=True)
+        ]
+        # What fc reads: conv3's results in the order of Paddle's `flatten`.
+        self.flat = Memory(cpu_layers.activation(batch, layers[3].source, data_type), data_type)
+        self.sample_bytes = [
+            math.prod(layer.result) * ITEM_BYTES[t] for layer, t in zip(layers, types, strict=True)
+        ]
+
+    def features(self, start: int, stop: int) -> np.ndarray:
+        """A copy of the features, float32 [stop - start, 512], of samples `start` to `stop`."""
+        return self.results[3].array.reshape(-1, FEATURES)[start:stop].copy()
+
+
+class _Forward:
+    """The forward pass of `batch` samples, to any place in an `_Activations`."""
+
+    def __init__(self, trunk: CpuTrunk, batch: int, slices: "_Slices") -> None:
+        self.batch, layers, data_type = batch, trunk.layers, trunk.data_type
+        self._slices = slices
+        self._results = [
+            Memory(cpu_layers.activation(batch, layer.result, result_type))
+            for layer, result_type in zip(layers, [data_type] * 3 + [F32], strict=True)
+        ]
+        flat = Memory(cpu_layers.activation(batch, layers[3].source, data_type))
+        flatten, flat_as_image = cpu_layers.flatten(batch, layers[2], self._results[2], data_type)
+        self._flats = flat, flat_as_image
+        sources = [None, *self._results[:2], flat]
+        self._primitives = [
+            cpu_layers.forward_primitive(layers[i], trunk.weights[i], sources[i], self._results[i])
+            for i in (1, 2, 3)
+        ]
+        self._primitives.insert(2, flatten)
+
+    def __call__(self, obs: np.ndarray, activations: _Activations, start: int = 0) -> np.ndarray:
+        """Compute contiguous `obs` uint8 [B, 4, D, D] into samples `start`... of `activations`.
+
+        Returns:
+            Their features, float32 [B, 512].
+        """
+        addresses = [
+            memory.address + start * sample_bytes
+            for memory, sample_bytes in zip(activations.results, activations.sample_bytes, strict=True)
+        ]
+        for memory, address in zip(self._results, addresses, strict=True):
+            memory.point_to(address)
+        for memory in self._flats:
+            memory.point_to(activations.flat.address + start * activations.sample_bytes[2])
+        for first, input_slice in self._slices:
+            result = addresses[0] + first * activations.sample_bytes[0]
+            input_slice.forward(obs[first:].ctypes.data, result)
+        for primitive in self._primitives:
+            primitive()
+        return activations.features(start, start + self.batch)
+
+
+_Slices = list[tuple[int, InputSlice]]
+
+
+def _slices(trunk: CpuTrunk, batch: int, samples: int, training: bool = False) -> _Slices:
+    """What computes conv1 of samples 0, `samples`, 2 * `samples`, ...; those of one size are shared."""
+    sizes = {start: min(samples, batch - start) for start in range(0, batch, samples)}
+    made = {size: InputSlice(trunk.layers[0], trunk.weights[0], size, training) for size in set(sizes.values())}
+    return [(start, made[size]) for start, size in sizes.items()]
+
+
+class _KeptForward:
+    """Which samples of a batch have been through the forward pass already, with which weights."""
+
+    def __init__(self, plan: "_TrainingPlan", batch_obs: np.ndarray, weights_version: int) -> None:
+        self.plan, self.weights_version = plan, weights_version
+        self._obs = batch_obs  # referenced, so that no other array can come to lie at its address
+        self._sample_bytes = batch_obs[0].nbytes
+        self._known = np.zeros(len(batch_obs), bool)
+
+    def covers(self, obs: np.ndarray, weights_version: int) -> bool:
+        """Whether `obs` are samples of this batch, and the weights are still those of its other samples."""
+        offset = obs.ctypes.data - self._obs.ctypes.data
+        inside = offset >= 0 and offset + obs.nbytes <= self._obs.nbytes and not offset % self._sample_bytes
+        return inside and weights_version == self.weights_version
+
+    def place(self, obs: np.ndarray) -> tuple[_Activations, int]:
+        """Where the activations of `obs` belong; they count as known from now on."""
+        start = (obs.ctypes.data - self._obs.ctypes.data) // self._sample_bytes
+        self._known[start : start + len(obs)] = True
+        return self.plan.activations, start
+
+    def is_complete(self, obs: np.ndarray, weights_version: int) -> bool:
+        """Whether the forward pass of `obs` as a whole has nothing left to compute."""
+        return len(obs) == len(self._known) and self.covers(obs, weights_version) and bool(self._known.all())
+
+
+class _TrainingPlan:
+    """Everything allocated and compiled to learn from batches of one size."""
+
+    def __init__(self, trunk: CpuTrunk, batch: int) -> None:
+        self.batch, layers = batch, trunk.layers
         self.generation = 0  # counts forward passes: a backward pass needs the activations of its own
-        gradients = [Memory(activation.descriptor, trunk.data_type) for activation in self.activations[:3]]
-        features_gradient = Memory(self.activations[3].descriptor, F32)
+        self.activations = _Activations(trunk, batch)
+        self._shapes = cpu_layers.parameter_shapes(layers)
+        self._slices = _slices(trunk, batch, SLICE * trunk.train_threads, training=True)
+        self._forward = _Forward(trunk, batch, self._slices)
+        results = self.activations.results
+        gradients = [Memory(result.descriptor, trunk.data_type) for result in results[:3]]
+        features_gradient = Memory(results[3].descriptor, F32)
         self._incoming, self._first_gradient = features_gradient, gradients[0]
-        self._start = [onednn.relu_backward(self.activations[3], features_gradient)]
+        self._start = [onednn.relu_backward(results[3], features_gradient)]
         if trunk.data_type != F32:
             converted = Memory(cpu_layers.activation(batch, (FEATURES,), trunk.data_type), trunk.data_type)
             self._start.append(onednn.reorder(features_gradient, converted))
@@ -201,20 +299,23 @@ class _TrainingPlan(_Plan):
         self, trunk: CpuTrunk, gradients: list[Memory], index: int
     ) -> tuple[int, WeightsGradient, list[Primitive]]:
         layer, weights = trunk.layers[index], trunk.weights[index]
-        activation, activation_gradient = self.activations[index - 1], gradients[index - 1]
-        source, source_gradient, unflatten = self.sources[index - 1], activation_gradient, []
-        if source is not activation:
+        activation, activation_gradient = self.activations.results[index - 1], gradients[index - 1]
+        source, source_gradient, unflatten = activation, activation_gradient, []
+        if index == 3:
+            source = self.activations.flat
             source_gradient = Memory(source.descriptor, trunk.data_type)
-            below = trunk.layers[index - 1]
-            unflatten.append(cpu_layers.unflatten(self.batch, below, source_gradient, activation_gradient))
+            unflatten.append(
+                cpu_layers.unflatten(self.batch, trunk.layers[2], source_gradient, activation_gradient)
+            )
         weights_gradient = WeightsGradient(layer, source, gradients[index], trunk.data_type)
         data = cpu_layers.backward_data_primitive(layer, weights, source_gradient, gradients[index])
         relu = onednn.relu_backward(activation, activation_gradient)
         return index, weights_gradient, [data, *unflatten, relu]
 
     def forward(self, obs: np.ndarray) -> np.ndarray:
+        """Return the features, float32 [B, 512], of contiguous `obs` uint8 [B, 4, D, D]."""
         self.generation += 1
-        return super().forward(obs)
+        return self._forward(obs, self.activations)
 
     def backward(self, obs: np.ndarray, features_gradient: np.ndarray) -> list[paddle.Tensor]:
         """Return the gradients of all parameters, from that of the features, float32 [B, 512]."""
@@ -233,8 +334,8 @@ class _TrainingPlan(_Plan):
 
     def _first_layer_gradients(self, obs: np.ndarray) -> tuple[paddle.Tensor, paddle.Tensor]:
         weight, bias = np.zeros((32, 2, 2, 64), np.float32), np.zeros(32, np.float32)
-        for start, input_slice in self.slices:
-            gradient = self._first_gradient.address + start * self._sample_bytes
+        for start, input_slice in self._slices:
+            gradient = self._first_gradient.address + start * self.activations.sample_bytes[0]
             slice_weight, slice_bias = input_slice.backward(obs[start:].ctypes.data, gradient)
             weight += slice_weight
             bias += slice_bias
@@ -249,9 +350,7 @@ class _TrunkFunction(PyLayer):
     def forward(
         ctx: PyLayerContext, trunk: CpuTrunk, obs: np.ndarray, *parameters: paddle.Tensor
     ) -> paddle.Tensor:
-        with onednn.num_threads(trunk.train_threads):
-            plan = trunk.training_plan(len(obs))
-            features = plan.forward(obs)
+        plan, features = trunk.forward(obs)
         # `ctx` also keeps the observations alive, from which the backward pass starts again.
         ctx.trunk, ctx.plan, ctx.obs = trunk, plan, obs
         ctx.versions = plan.generation, trunk.weights_version

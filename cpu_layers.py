@@ -67,20 +67,25 @@ def activation(batch: int, shape: Sequence[int], data_type: int) -> Descriptor:
     return describe((batch, *shape), data_type)
 
 
-def _unflattened_view(batch: int, layer: Layer, flat: Memory) -> Memory:
-    view = Memory(Descriptor.dense((batch, *layer.result), flat.data_type))
-    view.point_to(flat.address)
-    return view
+def _flat_as_image(batch: int, layer: Layer, data_type: int) -> Memory:
+    return Memory(Descriptor.dense((batch, *layer.result), data_type))
 
 
-def flatten(batch: int, layer: Layer, activations: Memory, flat: Memory) -> Primitive:
-    """Copy the results of `layer`, a convolution, to `flat`, [B, inputs] in the order of Paddle's `flatten`."""
-    return onednn.reorder(activations, _unflattened_view(batch, layer, flat))
+def flatten(batch: int, layer: Layer, activations: Memory, data_type: int) -> tuple[Primitive, Memory]:
+    """Copy the results of `layer`, a convolution, to [B, inputs] in the order of Paddle's `flatten`.
+
+    Returns:
+        The primitive, and the memory it writes, which is to be pointed to the flat result.
+    """
+    flat = _flat_as_image(batch, layer, data_type)
+    return onednn.reorder(activations, flat), flat
 
 
 def unflatten(batch: int, layer: Layer, flat: Memory, activations: Memory) -> Primitive:
     """The inverse of `flatten`."""
-    return onednn.reorder(_unflattened_view(batch, layer, flat), activations)
+    view = _flat_as_image(batch, layer, flat.data_type)
+    view.point_to(flat.address)
+    return onednn.reorder(view, activations)
 
 
 def _weights_layout(layer: Layer, data_type: int) -> Descriptor:
@@ -128,14 +133,14 @@ class Weights:
                 copy()
 
 
-def forward_primitive(layer: Layer, weights: Weights, source: Memory, result: Memory, training: bool) -> Primitive:
+def forward_primitive(layer: Layer, weights: Weights, source: Memory, result: Memory) -> Primitive:
     """`result = relu(layer(source))`."""
     operation = Affine(layer.stride).forward(
         source.descriptor,
         _weights_layout(layer, weights.data_type),
         weights.bias.descriptor,
         result.descriptor,
-        onednn.FORWARD_TRAINING if training else onednn.FORWARD_INFERENCE,
+        onednn.FORWARD_INFERENCE,
     )
     tensors = {onednn.SOURCE: source, onednn.RESULT: result, onednn.BIAS: weights.bias}
     tensors[onednn.WEIGHTS] = weights.in_layout(operation.layout(onednn.WEIGHTS))
@@ -209,7 +214,7 @@ class InputSlice:
         source = Memory(activation(samples, layer.source, weights.data_type), weights.data_type)
         self._load = onednn.reorder(self._obs, self._words), onednn.reorder(pixels, source)
         self._result = Memory(activation(samples, layer.result, weights.data_type))
-        self._forward = forward_primitive(layer, weights, source, self._result, training)
+        self._forward = forward_primitive(layer, weights, source, self._result)
         if training:
             self._result_gradient = Memory(self._result.descriptor)
             self._gradient = WeightsGradient(layer, source, self._result_gradient, weights.data_type)

@@ -16,7 +16,7 @@ from parl.remote.exceptions import FutureFunctionError, FutureObjectEmpty
 
 from a2c_config import DEFAULT_MASTER_ADDRESS, A2CConfig
 from actor import Actor, local_actors
-from atari_agent import create_agent
+from atari_agent import AtariAgent, create_agent
 from env_utils import action_num
 from rollout import Trajectory
 
@@ -65,17 +65,30 @@ def _split(collect_s: float, trajectories: list[Trajectory], actors_at_once: int
 
 
 class LocalEngine(_Closing):
-    """All actors in this process, taking turns: while one infers, the others' environments step."""
+    """All actors in this process, taking turns: while one infers, the others' environments step.
+
+    Args:
+        config: the run's settings.
+        learner: the agent that learns, if it does so on the CPU: the actors then act with it itself, and
+            its weights need no copy. None gives the actors an agent of their own.
+    """
 
     name = "local"
 
-    def __init__(self, config: A2CConfig) -> None:
-        self._agent = create_agent(config, action_num(config.env_name), "cpu")
+    def __init__(self, config: A2CConfig, learner: AtariAgent | None = None) -> None:
+        self._learner = learner
+        self._agent = learner or create_agent(config, action_num(config.env_name), "cpu")
         self._actors = local_actors(config, self._agent)
+        side = config.env_dim
+        self._batch_shape = config.actor_num, config.sample_batch_steps, config.env_num, 4, side, side
 
     def collect(self, weights: Weights, version: int) -> list[Trajectory]:
-        self._agent.set_weights(weights)
-        running = [actor.steps(version) for actor in self._actors]
+        batch_obs = np.empty(self._batch_shape, np.uint8)
+        if self._learner:
+            self._learner.keep_forward(batch_obs.reshape(-1, *self._batch_shape[3:]))
+        else:
+            self._agent.set_weights(weights)
+        running = [actor.steps(version, obs) for actor, obs in zip(self._actors, batch_obs, strict=True)]
         trajectories: list[Trajectory | None] = [None] * len(running)
         while trajectories[-1] is None:
             trajectories = [next(steps) for steps in running]
@@ -249,15 +262,15 @@ def wait_for_cpus(master_address: str, cpu_num: int, wait_s: float) -> None:
     )
 
 
-def create_engine(config: A2CConfig) -> Engine:
-    """Build the engine that `config.engine` names.
+def create_engine(config: A2CConfig, learner: AtariAgent | None = None) -> Engine:
+    """Build the engine that `config.engine` names; `learner` as in `LocalEngine`.
 
     "auto" is `parl` where a master answers at the default address, else `local`. An address that was
     given by hand must answer: training on one machine instead would be a silent surprise.
     """
     if config.engine == "local":
         logger.info("engine: local, %d actors in this process", config.actor_num)
-        return LocalEngine(config)
+        return LocalEngine(config, learner)
     if config.engine == "auto" and config.master_address is None:
         try:
             parl_compat.cluster_cpus(DEFAULT_MASTER_ADDRESS)
@@ -267,7 +280,7 @@ def create_engine(config: A2CConfig) -> Engine:
                 config.actor_num,
                 DEFAULT_MASTER_ADDRESS,
             )
-            return LocalEngine(config)
+            return LocalEngine(config, learner)
     address = config.master_address or DEFAULT_MASTER_ADDRESS
     logger.info("engine: parl, %d remote actors on the cluster at %s", config.actor_num, address)
     return ParlEngine(config)

@@ -43,6 +43,19 @@ class Trajectory:
         self.obs = unpack_stacks(*state["obs"])
 
 
+def join(arrays: list[np.ndarray]) -> np.ndarray:
+    """Arrays of one shape [T, N, ...], one after the other, as [A*T*N, ...].
+
+    Where they lie side by side in one buffer already, the result is a view of it and nothing is copied.
+    """
+    first, buffer = arrays[0], arrays[0].base
+    if buffer is not None and buffer.flags.c_contiguous and buffer.size == first.size * len(arrays):
+        addresses = [buffer.ctypes.data + index * first.nbytes for index in range(len(arrays))]
+        if [array.ctypes.data for array in arrays] == addresses:
+            return buffer.reshape(-1, *first.shape[2:])
+    return np.concatenate(arrays).reshape(-1, *first.shape[2:])
+
+
 def pack_stacks(obs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Split frame stacks, uint8 [T, N, S, D, D], so that no frame stands twice.
 

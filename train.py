@@ -22,16 +22,14 @@ from atari_agent import AtariAgent, create_agent, resolve_device
 from engines import Engine, create_engine
 from env_utils import action_num
 from metrics import Metrics, RunDirectory, log_to_console
-from rollout import Trajectory
+from rollout import Trajectory, join
 
 logger = logging.getLogger("a2c")
 
 
 def flatten(trajectories: list[Trajectory], name: str) -> np.ndarray:
     """One field of all trajectories as a batch: [A] x [T, N, ...] -> [A*T*N, ...]."""
-    arrays = [getattr(trajectory, name) for trajectory in trajectories]
-    stacked = arrays[0][None] if len(arrays) == 1 else np.stack(arrays)
-    return stacked.reshape(-1, *stacked.shape[3:])
+    return join([getattr(trajectory, name) for trajectory in trajectories])
 
 
 def train(config: A2CConfig, engine: Engine, agent: AtariAgent, metrics: Metrics) -> None:
@@ -61,8 +59,9 @@ def run(config: A2CConfig) -> int:
             if run_directory.moved_to:
                 logger.info("an older run was moved to %s", run_directory.moved_to)
             logger.info("%s on %s, logs and curves in %s", config.env_name, device, config.run_dir)
-            with create_engine(config) as engine:
-                train(config, engine, create_agent(config, actions, device), metrics)
+            agent = create_agent(config, actions, device)
+            with create_engine(config, learner=agent if device == "cpu" else None) as engine:
+                train(config, engine, agent, metrics)
         except KeyboardInterrupt:
             logger.info("stopped by Ctrl-C")
             return 130

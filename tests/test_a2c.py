@@ -137,6 +137,29 @@ def test_weights_travel_from_one_agent_to_another(rng):
     np.testing.assert_array_equal(first.value(obs), second.value(obs))
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_a_restored_agent_goes_on_as_if_nothing_had_happened(rng, optimizer):
+    config = small_config(optimizer=optimizer)
+    agent = create_agent(config, 6, "cpu")
+    for step in range(2):
+        agent.learn(*random_learning_batch(rng), sample_steps=step)
+    state = agent.get_state()
+    restored = create_agent(small_config(optimizer=optimizer, seed=9), 6, "cpu")
+    restored.set_state(state)
+    batch = random_learning_batch(rng)
+    for each in (agent, restored):
+        each.learn(*batch, sample_steps=2)
+    for name, weights in agent.get_weights().items():
+        np.testing.assert_array_equal(restored.get_weights()[name], weights)
+
+
+def test_a_state_of_another_network_is_refused_with_its_name():
+    agent = create_agent(small_config(), 6, "cpu")
+    state = {"optimizer/lstm.weight/moment1_0": np.zeros(1, np.float32)}
+    with pytest.raises(ValueError, match=r"lstm.weight/moment1_0"):
+        agent.set_state(agent.get_state() | state)
+
+
 def test_weights_of_another_shape_are_refused_with_their_name():
     agent = create_agent(small_config(), 6, "cpu")
     weights = agent.get_weights()

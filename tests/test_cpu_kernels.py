@@ -92,6 +92,40 @@ def test_other_frame_sizes_equal_the_plain_layers(rng, env_dim):
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
+def test_activations_kept_while_acting_give_the_gradients_of_the_whole_batch(full_model, rng, precision):
+    trunk = _trunk(full_model, precision=precision, train_threads=2)
+    obs, weights = _random_obs(rng, 12, 84), rng.normal(size=(12, 512)).astype(np.float32)
+    batch_obs = np.empty_like(obs)
+    trunk.keep_for(batch_obs)
+    for start in (8, 0, 4):  # actors take turns, so parts come in any order
+        batch_obs[start : start + 4] = obs[start : start + 4]
+        trunk.infer(batch_obs[start : start + 4])
+    trunk.infer(_random_obs(rng, 4, 84))  # not of the batch, as the bootstrap observations are not
+    generations = trunk.training_plan(12).generation
+    features = trunk.features(batch_obs)
+    assert trunk.training_plan(12).generation == generations + 1
+    plain = full_model._features(obs)
+    assert _error(features.numpy(), plain.numpy()) < TOLERANCE[precision]
+    expected = _gradients(full_model, plain, weights)
+    for actual, wanted in zip(_gradients(full_model, features, weights), expected, strict=True):
+        assert _error(actual, wanted) < TOLERANCE[precision]
+
+
+def test_kept_activations_are_not_used_after_an_update_nor_where_a_part_is_missing(model, rng):
+    trunk = _trunk(model)
+    obs = _random_obs(rng, 6)
+    trunk.keep_for(obs)
+    trunk.infer(obs[:3])
+    _assert_equals_plain_layers(model, trunk, obs, rng, TOLERANCE["fp32"])  # the second half was never inferred
+    trunk.keep_for(obs)
+    trunk.infer(obs)
+    for parameter in _parameters(model):
+        parameter.set_value(parameter * 1.5)
+    trunk.refresh()
+    _assert_equals_plain_layers(model, trunk, obs, rng, TOLERANCE["fp32"])
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_results_follow_the_optimizer_after_refresh(full_model, rng, precision):
     trunk = _trunk(full_model, precision=precision)
     optimizer = paddle.optimizer.Adam(1e-3, parameters=full_model.parameters(), use_multi_tensor=True)

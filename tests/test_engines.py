@@ -28,9 +28,9 @@ def make_agent(config):
     return create_agent(config, action_num(config.env_name), "cpu")
 
 
-def updated_weights(engine, config, updates):
+def updated_weights(engine, config, updates, agent=None):
     """Train for some updates as `train.py` does; return the weights."""
-    agent = make_agent(config)
+    agent = agent or make_agent(config)
     for version in range(updates):
         trajectories = engine.collect(agent.get_weights(), version)
         batch = [flatten(trajectories, name) for name in ("obs", "actions", "advantages", "target_values")]
@@ -61,6 +61,17 @@ def test_local_trajectories_are_in_actor_order_and_carry_the_version():
         trajectories = engine.collect(make_agent(config).get_weights(), version=3)
     assert [trajectory.weights_version for trajectory in trajectories] == [3, 3]
     assert (trajectories[0].obs != trajectories[1].obs).any()
+
+
+def test_actors_that_share_the_learners_agent_lead_to_the_same_weights():
+    # Shared, the forward pass of acting is kept for learning; not shared, the learner computes its own.
+    config = make_config(env_num=4)
+    learner = make_agent(config)
+    with LocalEngine(config, learner) as shared, LocalEngine(config) as apart:
+        shared_weights = updated_weights(shared, config, 4, learner)
+        weights = updated_weights(apart, config, 4)
+    for name in weights:
+        np.testing.assert_allclose(shared_weights[name], weights[name], atol=1e-5)
 
 
 def test_local_and_parl_give_equal_trajectories_and_equal_weights(cluster):

@@ -3,7 +3,7 @@ import pickle
 import numpy as np
 import pytest
 
-from rollout import EpisodeStats, Trajectory, compute_gae, pack_stacks, unpack_stacks
+from rollout import EpisodeStats, Trajectory, compute_gae, join, pack_stacks, unpack_stacks
 
 
 def column(*values):
@@ -96,3 +96,13 @@ def test_a_pickled_trajectory_is_equal_and_a_third_of_the_size(rng):
         {"stepping": 0.5},
     )
     assert len(message) < obs.nbytes / 3
+
+
+def test_arrays_side_by_side_are_joined_without_a_copy_and_others_with_one(rng):
+    buffer = rng.integers(1, 256, (2, 3, 4, 5), dtype=np.uint8)
+    views = list(buffer)
+    assert np.shares_memory(join(views), buffer)
+    np.testing.assert_array_equal(join(views), buffer.reshape(24, 5))
+    swapped = join(views[::-1])
+    assert not np.shares_memory(swapped, buffer)
+    np.testing.assert_array_equal(swapped, np.concatenate(views[::-1]).reshape(-1, 5))
