@@ -30,6 +30,11 @@ class RunDirectory:
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
+        if self._has_content() and not (self.path / "config.json").is_file():
+            raise FileExistsError(
+                f"run_dir is {path!r}, which exists and is no run of train.py (it has no config.json); choose "
+                "another --run_dir"
+            )
         lock_path = self.path.with_name(self.path.name + ".lock")
         lock_path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = lock_path.open("a")
@@ -45,15 +50,13 @@ class RunDirectory:
     def close(self) -> None:
         self._lock.close()
 
+    def _has_content(self) -> bool:
+        return self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir()))
+
     def _move_old_run_aside(self) -> Path | None:
-        if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
+        if not self._has_content():
             shutil.rmtree(self.path, ignore_errors=True)
             return None
-        if not (self.path / "config.json").is_file():
-            raise FileExistsError(
-                f"run_dir is {str(self.path)!r}, which exists and is no run of train.py (it has no "
-                "config.json); choose another --run_dir"
-            )
         started = datetime.fromtimestamp((self.path / "config.json").stat().st_mtime)
         aside = self.path.with_name(f"{self.path.name}-{started:%Y%m%d-%H%M%S}")
         for count in range(1, 1000):
