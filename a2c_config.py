@@ -58,6 +58,7 @@ class A2CConfig:
     actor_num: int = _setting(2, "actors; on PARL each needs one vacant CPU", minimum=1)
     env_num: int = _setting(16, "environments per actor", minimum=1)
     sample_batch_steps: int = _setting(8, "sample steps per environment and update", minimum=1)
+    overlap: bool = _setting(False, "sample the next batch while learning from this one: one update behind")
     actor_timeout_s: float = _setting(120.0, "longest wait for one actor's answer, s", above=0)
     cluster_wait_s: float = _setting(60.0, "longest wait for a PARL cluster and its vacant CPUs, s", minimum=0)
 

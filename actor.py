@@ -3,6 +3,7 @@
 A plain class: `engines.py` runs it in this process or turns it into a remote one.
 """
 
+import pickle
 import time
 from collections.abc import Iterator
 
@@ -44,9 +45,12 @@ class Actor:
         )
         self.obs = self.env.reset()
 
-    def collect(self, weights: dict[str, np.ndarray], version: int) -> Trajectory:
-        """Take T = `sample_batch_steps` steps in all N environments with `weights`, update number `version`."""
-        self.agent.set_weights(weights)
+    def collect(self, weights: dict[str, np.ndarray] | bytes, version: int) -> Trajectory:
+        """Take T = `sample_batch_steps` steps in all N environments with `weights`, update number `version`.
+
+        For many remote actors the weights are pickled once: then they come as these bytes.
+        """
+        self.agent.set_weights(pickle.loads(weights) if isinstance(weights, bytes) else weights)
         *_, trajectory = self.steps(version)
         return trajectory
 

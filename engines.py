@@ -2,8 +2,10 @@
 
 import contextlib
 import logging
+import pickle
 import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -104,6 +106,33 @@ class LocalEngine(_Closing):
         self._actors = []
 
 
+class OverlappedEngine(_Closing):
+    """Lets `engine` sample the next batch while the learner works on this one.
+
+    What `collect` returns was sampled with the weights of the call before: one update behind.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.name = engine.name
+        self._engine = engine
+        self._sampler = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sampler")
+        self._next: Future | None = None
+
+    def collect(self, weights: Weights, version: int) -> list[Trajectory]:
+        ready = self._next or self._sampler.submit(self._engine.collect, weights, version)
+        trajectories = ready.result()
+        self._next = self._sampler.submit(self._engine.collect, weights, version)
+        return trajectories
+
+    def seconds(self, trajectories: list[Trajectory], collect_s: float) -> dict[str, float]:
+        # Sampling costs the learner only what it still has to wait.
+        return {"waiting": collect_s}
+
+    def close(self) -> None:
+        self._sampler.shutdown(wait=True)
+        self._engine.close()
+
+
 class ParlEngine(_Closing):
     """One remote actor per vacant CPU of a PARL cluster.
 
@@ -135,7 +164,8 @@ class ParlEngine(_Closing):
             raise
 
     def collect(self, weights: Weights, version: int) -> list[Trajectory]:
-        futures = [actor.collect(weights, version) for actor in self._actors]
+        packed = pickle.dumps(weights, protocol=pickle.HIGHEST_PROTOCOL)
+        futures = [actor.collect(packed, version) for actor in self._actors]
         return [self._result(index, future) for index, future in enumerate(futures)]
 
     def seconds(self, trajectories: list[Trajectory], collect_s: float) -> dict[str, float]:
@@ -263,7 +293,15 @@ def wait_for_cpus(master_address: str, cpu_num: int, wait_s: float) -> None:
 
 
 def create_engine(config: A2CConfig, learner: AtariAgent | None = None) -> Engine:
-    """Build the engine that `config.engine` names; `learner` as in `LocalEngine`.
+    """Build the engine that `config` asks for; `learner` as in `LocalEngine`."""
+    if config.overlap:
+        # Actors that act while the learner changes its weights need an agent of their own.
+        return OverlappedEngine(_plain_engine(config, None))
+    return _plain_engine(config, learner)
+
+
+def _plain_engine(config: A2CConfig, learner: AtariAgent | None) -> Engine:
+    """The engine that `config.engine` names.
 
     "auto" is `parl` where a master answers at the default address, else `local`. An address that was
     given by hand must answer: training on one machine instead would be a silent surprise.

@@ -171,6 +171,7 @@ LOSS_GROUPS = {
     "entropy": "policy",
     "grad_norm": "learner",
     "learning_rate": "learner",
+    "weights_lag": "learner",
 }
 
 

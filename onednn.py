@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import functools
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -80,9 +81,13 @@ def _engine() -> _Object:
     return _Object("engine", "engine_create", _CPU, ctypes.c_size_t(0))
 
 
-@functools.cache
+_per_thread = threading.local()
+
+
 def _stream() -> _Object:
-    return _Object("stream", "stream_create", _engine(), _IN_ORDER)
+    if not hasattr(_per_thread, "stream"):
+        _per_thread.stream = _Object("stream", "stream_create", _engine(), _IN_ORDER)
+    return _per_thread.stream
 
 
 def _integers(values: Sequence[int]) -> ctypes.Array:

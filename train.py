@@ -44,6 +44,7 @@ def train(config: A2CConfig, engine: Engine, agent: AtariAgent, metrics: Metrics
         )
         learned = time.perf_counter()
         seconds = engine.seconds(trajectories, collected - start) | {"learning": learned - collected}
+        losses["weights_lag"] = metrics.updates - np.mean([t.weights_version for t in trajectories])
         episodes = [episode for trajectory in trajectories for episode in trajectory.episodes]
         metrics.add(config.batch_size, episodes, losses, seconds)
 

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import time
+from dataclasses import replace
 
 import numpy as np
 import psutil
@@ -72,6 +73,23 @@ def test_actors_that_share_the_learners_agent_lead_to_the_same_weights():
         weights = updated_weights(apart, config, 4)
     for name in weights:
         np.testing.assert_allclose(shared_weights[name], weights[name], atol=1e-5)
+
+
+def test_overlapped_sampling_is_one_update_behind_and_repeats(tmp_path):
+    config = make_config(overlap=True)
+    lags, weights = [], []
+    for _ in range(2):
+        agent = make_agent(config)
+        with create_engine(replace(config, engine="local"), agent) as engine:
+            for version in range(4):
+                trajectories = engine.collect(agent.get_weights(), version)
+                lags.append(version - trajectories[0].weights_version)
+                batch = [flatten(trajectories, name) for name in FIELDS[:4]]
+                agent.learn(*batch, sample_steps=version * config.batch_size)
+        weights.append(agent.get_weights())
+    assert lags == [0, 1, 1, 1] * 2
+    for name in weights[0]:
+        np.testing.assert_array_equal(weights[0][name], weights[1][name])
 
 
 def test_local_and_parl_give_equal_trajectories_and_equal_weights(cluster):

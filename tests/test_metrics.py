@@ -7,7 +7,8 @@ from visualdl import LogReader
 from metrics import Metrics, RunDirectory
 from rollout import EpisodeStats
 
-LOSSES = {"policy_loss": 1.0, "value_loss": 2.0, "entropy": 1.5, "grad_norm": 3.0, "learning_rate": 1e-3}
+LOSSES = {"policy_loss": 1.0, "value_loss": 2.0, "entropy": 1.5, "grad_norm": 3.0}
+LOSSES |= {"learning_rate": 1e-3, "weights_lag": 0}
 SECONDS = {"stepping": 0.1, "inferring": 0.1, "waiting": 0.0, "learning": 0.2}
 
 
