@@ -94,8 +94,12 @@ class Metrics:
         self._bar = tqdm(total=max_sample_steps, unit=" steps", unit_scale=True, disable=None, leave=False)
         self._losses: list[dict[str, float]] = []
         self._seconds: dict[str, float] = {}
-        self._start = self._last_time = time.monotonic()
         self._last_steps = 0
+        self.start_clock()
+
+    def start_clock(self) -> None:
+        """Count time from now on."""
+        self._start = self._last_time = time.monotonic()
 
     def add(self, sample_steps: int, episodes: list, losses: dict[str, float], seconds: dict[str, float]) -> None:
         """Note one update: its sample steps, finished games, losses, and seconds by activity."""

@@ -34,6 +34,7 @@ def flatten(trajectories: list[Trajectory], name: str) -> np.ndarray:
 
 def train(config: A2CConfig, engine: Engine, agent: AtariAgent, metrics: Metrics) -> None:
     """Update `agent` from the engine's trajectories until `max_sample_steps`."""
+    metrics.start_clock()  # starting processes and environments is not part of the speed
     while metrics.sample_steps < config.max_sample_steps:
         start = time.perf_counter()
         trajectories = engine.collect(agent.get_weights(), version=metrics.updates)
