@@ -8,10 +8,13 @@ Later sources win: defaults < --preset < --config FILE.json < options. An older 
 moved aside, never deleted. Ctrl-C ends the run with a summary.
 """
 
+import contextlib
 import logging
 import signal
 import sys
+import threading
 import time
+from collections.abc import Iterator
 
 import cpu_threads  # noqa: F401  before NumPy and Paddle start their threads
 
@@ -32,6 +35,25 @@ def flatten(trajectories: list[Trajectory], name: str) -> np.ndarray:
     return join([getattr(trajectory, name) for trajectory in trajectories])
 
 
+@contextlib.contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Let Ctrl-C wait for the end of the block: Paddle would turn it into an error of the backward pass."""
+    received: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    if threading.current_thread() is not threading.main_thread():
+        handlers = {}  # Python delivers signals to the main thread only
+    for number, handler in handlers.items():
+        if callable(handler):  # one that is ignored stays ignored
+            signal.signal(number, lambda number, _: received.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if received:
+        raise KeyboardInterrupt
+
+
 def train(config: A2CConfig, engine: Engine, agent: AtariAgent, metrics: Metrics) -> None:
     """Update `agent` from the engine's trajectories until `max_sample_steps`."""
     metrics.start_clock()  # starting processes and environments is not part of the speed
@@ -39,10 +61,9 @@ def train(config: A2CConfig, engine: Engine, agent: AtariAgent, metrics: Metrics
         start = time.perf_counter()
         trajectories = engine.collect(agent.get_weights(), version=metrics.updates)
         collected = time.perf_counter()
-        losses = agent.learn(
-            *(flatten(trajectories, name) for name in ("obs", "actions", "advantages", "target_values")),
-            sample_steps=metrics.sample_steps,
-        )
+        batch = [flatten(trajectories, name) for name in ("obs", "actions", "advantages", "target_values")]
+        with interrupts_deferred():
+            losses = agent.learn(*batch, sample_steps=metrics.sample_steps)
         learned = time.perf_counter()
         seconds = engine.seconds(trajectories, collected - start) | {"learning": learned - collected}
         losses["weights_lag"] = metrics.updates - np.mean([t.weights_version for t in trajectories])

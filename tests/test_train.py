@@ -20,7 +20,7 @@ from atari_agent import create_agent
 from engines import LocalEngine
 from env_utils import action_num
 from metrics import Metrics, RunDirectory
-from train import train
+from train import interrupts_deferred, train
 
 TINY = ["--engine", "local", "--actor_num", "1", "--env_num", "2", "--sample_batch_steps", "4"]
 
@@ -96,6 +96,16 @@ def test_an_interrupt_ends_with_a_summary_and_leaves_no_process(tmp_path, signal
     assert process.returncode == 130
     assert "stopped by Ctrl-C" in rest and "sample steps in" in rest and "Traceback" not in rest
     assert not [child for child in children if child.is_running()]
+
+
+def test_an_interrupt_during_an_update_comes_after_it():
+    finished = False
+    with pytest.raises(KeyboardInterrupt), interrupts_deferred():
+        signal.raise_signal(signal.SIGINT)
+        finished = True
+    assert finished
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
 
 
 def test_a_terminal_gets_a_progress_bar(tmp_path):
