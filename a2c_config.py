@@ -86,6 +86,18 @@ class A2CConfig:
     # What is kept
     run_dir: str = _setting("train_log/train", "directory of this run; an older run there is moved aside")
     log_metrics_interval_s: float = _setting(10.0, "seconds between two lines of metrics", above=0)
+    checkpoint_interval_s: float = _setting(
+        60.0, "seconds between two checkpoints; 0 = only at the end or at Ctrl-C", minimum=0
+    )
+    keep_checkpoints: int = _setting(
+        3, "newest checkpoints to keep, beside the best by score", minimum=1, maximum=1000
+    )
+    init_from: str | None = _setting(
+        None, "start from the weights of this checkpoint (a file or a run directory), all else new"
+    )
+    eval_interval_s: float = _setting(
+        0.0, "seconds between two evaluations of the newest weights, beside the training; 0 = none", minimum=0
+    )
 
     def __post_init__(self) -> None:
         for name, setting_type in _SETTING_TYPES.items():
@@ -126,16 +138,33 @@ class A2CConfig:
     @classmethod
     def from_command_line(cls, argv: list[str] | None = None, description: str | None = None) -> "A2CConfig":
         """Parse `argv` (default: the program's own); a bad option ends the program with one sentence."""
-        parser = _parser(description)
-        options = vars(parser.parse_args(argv))
-        preset, config_file = options.pop("preset", None), options.pop("config", None)
-        try:
-            settings = preset_settings(preset) if preset else {}
-            if config_file:
-                settings |= load_json(config_file)
-            return cls.from_dict(settings | options)
-        except ConfigError as error:
-            parser.error(str(error))
+        return cls.from_dict(parse_command_line(argv, description)[0])
+
+
+def parse_command_line(
+    argv: list[str] | None = None, description: str | None = None
+) -> tuple[dict[str, Any], str | None]:
+    """Return the settings that preset, file and options give, and the run directory to resume, or None.
+
+    A bad option ends the program with one sentence.
+    """
+    parser = _parser(description)
+    options = vars(parser.parse_args(argv))
+    resume, preset, config_file = (options.pop(name, None) for name in ("resume", "preset", "config"))
+    try:
+        settings = preset_settings(preset) if preset else {}
+        if config_file:
+            settings |= load_json(config_file)
+        settings |= options
+        if resume is None:
+            A2CConfig.from_dict(settings)
+        elif resume and "run_dir" in settings:
+            raise ConfigError(f"--resume {resume} names the run to resume; leave out --run_dir")
+        else:
+            resume = resume or settings.pop("run_dir", A2CConfig.run_dir)
+    except ConfigError as error:
+        parser.error(str(error))
+    return settings, resume
 
 
 @dataclass(frozen=True)
@@ -232,7 +261,7 @@ def _nearest(name: str, names: typing.Iterable[str]) -> str:
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one sentence and suggest the nearest option."""
 
     def error(self, message: str) -> NoReturn:
@@ -265,7 +294,7 @@ def _metavar(setting: dataclasses.Field, kind: Any) -> str:
 
 
 def _parser(description: str | None) -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         description=description or __doc__,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
@@ -274,6 +303,13 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
     presets = "; ".join(f"{name}: {preset.reason}" for name, preset in PRESETS.items())
     parser.add_argument("--preset", metavar="|".join(PRESETS), help=f"a named set of settings ({presets})")
     parser.add_argument("--config", metavar="FILE.json", help="settings as a JSON object")
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const="",
+        metavar="RUN_DIR",
+        help=f"go on with the run in RUN_DIR [--run_dir, {A2CConfig.run_dir}] from its newest checkpoint",
+    )
     for setting in dataclasses.fields(A2CConfig):
         kind = _SETTING_TYPES[setting.name]
         default = "" if setting.default is None else f" [{setting.default}]"

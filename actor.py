@@ -6,6 +6,7 @@ A plain class: `engines.py` runs it in this process or turns it into a remote on
 import pickle
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import cpu_threads
 
@@ -93,6 +94,16 @@ class Actor:
             rewards, values, dones, bootstrap_values, self.config.gamma, self.config.gae_lambda
         )
         yield Trajectory(all_obs, actions, advantages, target_values, values, version, episodes, seconds)
+
+    def get_state(self) -> dict[str, Any]:
+        """Where this actor stands between two trajectories: arrays, and values ready for JSON."""
+        return {"rng": self.rng.bit_generator.state, "env": self.env.get_state(self.obs)}
+
+    def set_state(self, state: dict[str, Any]) -> str:
+        """Go on from `get_state`; return why its games begin anew, or "" where they go on."""
+        self.rng.bit_generator.state = state["rng"]
+        self.obs, reason = self.env.set_state(state["env"])
+        return reason
 
     def close(self) -> None:
         """Stop the environments' threads."""

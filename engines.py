@@ -1,6 +1,7 @@
 """Where actors run: in this process or on a PARL cluster, behind the same two methods."""
 
 import contextlib
+import dataclasses
 import logging
 import pickle
 import threading
@@ -25,6 +26,7 @@ from rollout import Trajectory
 PROJECT_ROOT = Path(__file__).resolve().parent
 POLL_S = 0.5  # how often a wait looks at deadlines and lost actors; results arrive without this delay
 RELEASE_WAIT_S = 3.0
+SLOWEST_STEPS_PER_S = 200  # of an actor that plays games again; 2,500 are usual
 
 logger = logging.getLogger("a2c")
 
@@ -41,6 +43,12 @@ class Engine(Protocol):
 
     def seconds(self, trajectories: list[Trajectory], collect_s: float) -> dict[str, float]:
         """Split the `collect_s` seconds of one `collect` by activity: stepping, inferring, waiting."""
+
+    def get_state(self) -> dict[str, Any]:
+        """What `set_state` needs to collect on as if nothing had been between; see `Actor.get_state`."""
+
+    def set_state(self, state: dict[str, Any]) -> list[str]:
+        """Go on from `get_state`; return why games begin anew, for each actor that cannot go on with its own."""
 
     def close(self) -> None:
         """Release actors and environments; safe to call twice."""
@@ -100,6 +108,15 @@ class LocalEngine(_Closing):
         # One thread serves all actors: their times add up, and what is left is bookkeeping.
         return _split(collect_s, trajectories, actors_at_once=1)
 
+    def get_state(self) -> dict[str, Any]:
+        return {"actors": [actor.get_state() for actor in self._actors]}
+
+    def set_state(self, state: dict[str, Any]) -> list[str]:
+        # All at once: to play a game again takes as long as it did, and the emulator releases the GIL.
+        with ThreadPoolExecutor(len(self._actors)) as pool:
+            reasons = list(pool.map(Actor.set_state, self._actors, state["actors"]))
+        return [reason for reason in reasons if reason]
+
     def close(self) -> None:
         for actor in self._actors:
             actor.close()
@@ -127,6 +144,18 @@ class OverlappedEngine(_Closing):
     def seconds(self, trajectories: list[Trajectory], collect_s: float) -> dict[str, float]:
         # Sampling costs the learner only what it still has to wait.
         return {"waiting": collect_s}
+
+    def get_state(self) -> dict[str, Any]:
+        """The engine's state after the batch that is being sampled, and that batch."""
+        ready = self._next.result() if self._next else []
+        return {"ready": [dataclasses.asdict(trajectory) for trajectory in ready]} | self._engine.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> list[str]:
+        reasons = self._engine.set_state(state)
+        if state.get("ready"):
+            self._next = Future()
+            self._next.set_result([Trajectory.from_dict(fields) for fields in state["ready"]])
+        return reasons
 
     def close(self) -> None:
         self._sampler.shutdown(wait=True)
@@ -171,6 +200,18 @@ class ParlEngine(_Closing):
     def seconds(self, trajectories: list[Trajectory], collect_s: float) -> dict[str, float]:
         return _split(collect_s, trajectories, actors_at_once=len(trajectories))
 
+    def get_state(self) -> dict[str, Any]:
+        futures = [actor.get_state() for actor in self._actors]
+        return {"actors": [self._result(index, future) for index, future in enumerate(futures)]}
+
+    def set_state(self, state: dict[str, Any]) -> list[str]:
+        futures = [remote.set_state(actor) for remote, actor in zip(self._actors, state["actors"], strict=True)]
+        # An actor starts as many games again, each worth some 20 steps, and plays the running ones.
+        steps = max((actor["env"]["lengths"] + 20 * actor["env"]["games"]).max() for actor in state["actors"])
+        replay_s = self._config.env_num * steps / SLOWEST_STEPS_PER_S
+        reasons = [self._result(index, future, replay_s) for index, future in enumerate(futures)]
+        return [reason for reason in reasons if reason]
+
     def close(self) -> None:
         # A job that is told that its client leaves gives its CPU back at once, else after 30 to 40 s.
         for actor in self._actors:
@@ -191,8 +232,9 @@ class ParlEngine(_Closing):
         job_socket = actor["_xparl_remote_wrapper_obj"].job_socket
         self._disconnections.append(job_socket.get_monitor_socket(zmq.EVENT_DISCONNECTED))
 
-    def _result(self, index: int, future: Any) -> Trajectory:
-        deadline = time.monotonic() + self._config.actor_timeout_s
+    def _result(self, index: int, future: Any, extra_s: float = 0.0) -> Any:
+        """Wait for actor `index`'s answer, for `actor_timeout_s` and `extra_s` seconds."""
+        deadline = time.monotonic() + self._config.actor_timeout_s + extra_s
         while True:
             try:
                 return future.get(timeout=POLL_S)

@@ -11,6 +11,7 @@ actions give the same observations from both. Scores are raw and of whole games.
 always goes one frame at a time.
 """
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, RecordEpisodeStatistics
 
 from atari_games import AtariGame, action_num, resolve_env_name
-from atari_wrappers import EpisodicLife, GameStart, emulator_seed
+from atari_wrappers import NOOP, EpisodicLife, GameStart, emulator_seed
 from rollout import EpisodeStats
 
 __all__ = [
@@ -97,12 +98,15 @@ class VectorEnv:
     With episodic life a lost life is a done, but the game and its frame stack go on.
     """
 
-    def __init__(self, env: AtariVectorEnv, seed: int) -> None:
+    def __init__(self, env: AtariVectorEnv, seed: int, sticky: bool = False) -> None:
         self.num_envs = env.num_envs
         self.action_num = int(env.single_action_space.n)
         self._env: AtariVectorEnv | None = env
+        self._sticky = sticky
         self._seeds = np.array([emulator_seed(seed + index) for index in range(self.num_envs)])
         self._started = self._waiting = False
+        self._games = np.zeros(self.num_envs, dtype=np.int64)  # begun since the seeding
+        self._sent: list[np.ndarray] = []  # uint8 [N] per step, at least since the oldest running game began
         self._raw_returns = np.zeros(self.num_envs)
         self._lengths = np.zeros(self.num_envs, dtype=np.int64)
         self._earlier_frames = np.zeros(self.num_envs, dtype=np.int64)  # emulator frames of earlier games
@@ -113,6 +117,7 @@ class VectorEnv:
             self.recv()
         obs, info = self._env.reset(seed=None if self._started else self._seeds)
         self._started = True
+        self._games += 1
         self._raw_returns[:], self._lengths[:] = 0, 0
         self._earlier_frames = info["frame_number"] - info["episode_frame_number"]
         return obs
@@ -133,6 +138,7 @@ class VectorEnv:
             raise ValueError(f"actions must be {self.num_envs} integers in 0..{self.action_num - 1}: {actions}")
         assert self._started and not self._waiting, "send() comes after reset(), and once before each recv()"
         self._env.send(actions.astype(np.int64, copy=False))
+        self._sent.append(actions.astype(np.uint8))
         self._waiting = True
 
     def recv(self) -> VectorStep:
@@ -170,7 +176,87 @@ class VectorEnv:
             EpisodeStats(float(self._raw_returns[i]), int(self._lengths[i])) for i in np.flatnonzero(ended)
         ]
         self._raw_returns[ended], self._lengths[ended] = 0, 0
+        self._games[ended] += 1
+        needed = self._lengths.max()
+        if len(self._sent) >= 2 * needed + 1000:
+            del self._sent[: len(self._sent) - needed]
         return episodes
+
+    def get_state(self, obs: np.ndarray) -> dict[str, np.ndarray]:
+        """What `set_state` needs to come back to this point, where `obs` was the last to be seen.
+
+        The emulators' own state cannot be read, but seeds, numbers of games and actions lead to it again.
+        """
+        assert not self._waiting, "get_state() comes after recv()"
+        sent = np.array(self._sent, dtype=np.uint8).reshape(-1, self.num_envs)
+        return {
+            "seeds": self._seeds.copy(),
+            "games": self._games.copy(),
+            "lengths": self._lengths.copy(),
+            "raw_returns": self._raw_returns.copy(),
+            # of the running games, one environment's after the other's
+            "actions": np.concatenate([sent[len(sent) - length :, i] for i, length in enumerate(self._lengths)]),
+            "obs_sha256": _sha256(obs),
+        }
+
+    def set_state(self, state: dict[str, np.ndarray]) -> tuple[np.ndarray, str]:
+        """Come back to where `get_state` was called: begin as many games, and play the running ones again.
+
+        Returns:
+            obs: uint8 [N, 4, D, D].
+            reason: why new games were begun instead; empty where all is as it was.
+
+        Raises:
+            ValueError: where the state is of another number of environments.
+        """
+        if state["seeds"].shape != self._seeds.shape:
+            raise ValueError(f"the state is of {len(state['seeds'])} environments, not of {self.num_envs}")
+        if self._sticky:
+            reason = "sticky actions draw from the emulator's own random numbers, whose state cannot be read"
+        else:
+            obs = self._replay(state)
+            if (_sha256(obs) == state["obs_sha256"]).all():
+                return obs, ""
+            reason = "played again, they show other pictures (another version of ale-py, or other settings?)"
+        # Seeds of their own, or the run's first games would all be seen once more.
+        seeds = np.random.SeedSequence([*map(int, state["seeds"]), *map(int, state["games"])])
+        self._seeds = seeds.generate_state(self.num_envs).astype(np.int64) >> 1
+        self._started, self._games[:], self._sent = False, 0, []
+        return self.reset(), reason
+
+    def _replay(self, state: dict[str, np.ndarray]) -> np.ndarray:
+        if not self._started:
+            self._env.reset()  # only then does ALE reset single environments
+            self._started = True
+        lengths = state["lengths"]
+        steps = int(lengths.max())
+        played = np.full((steps, self.num_envs), NOOP, dtype=np.int64)  # right-aligned: all arrive together
+        ends = np.cumsum(lengths)
+        for i, (length, end) in enumerate(zip(lengths, ends, strict=True)):
+            played[steps - length :, i] = state["actions"][end - length : end]
+        for t in range(steps + 1):
+            for i in np.flatnonzero(lengths == steps - t):
+                obs, info = self._begin_game(i, state["seeds"][i], state["games"][i])
+            if t < steps:
+                obs, _, _, _, info = self._env.step(played[t])
+        self._seeds, self._games, self._lengths = (state[name].copy() for name in ("seeds", "games", "lengths"))
+        self._raw_returns = state["raw_returns"].copy()
+        self._earlier_frames = info["frame_number"] - info["episode_frame_number"]
+        self._sent = list(played.astype(np.uint8))
+        return obs
+
+    def _begin_game(self, index: int, seed: int, number: int) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begin game `number`, from 1, after the seeding of one environment; return the `obs` and info of all."""
+        chosen = {"reset_mask": np.arange(self.num_envs) == index}
+        obs, info = self._env.reset(seed=np.array([seed]), options=chosen)
+        # Each start draws its no-ops from the generator that the seed began.
+        for _ in range(number - 1):
+            obs, info = self._env.reset(options=chosen)
+        return obs, info
+
+
+def _sha256(obs: np.ndarray) -> np.ndarray:
+    return np.frombuffer(hashlib.sha256(np.ascontiguousarray(obs)).digest(), dtype=np.uint8)
 
 
 def make_vector_env(
@@ -207,4 +293,4 @@ def make_vector_env(
         life_loss_info=episodic_life,
         reward_clipping=False,
     )
-    return VectorEnv(env, seed)
+    return VectorEnv(env, seed, sticky=game.repeat_action_probability > 0)

@@ -33,6 +33,11 @@ class Trajectory:
     episodes: list[EpisodeStats] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)  # by activity: stepping, inferring
 
+    @classmethod
+    def from_dict(cls, fields: dict) -> "Trajectory":
+        """The inverse of `dataclasses.asdict`."""
+        return cls(**fields | {"episodes": [EpisodeStats(**episode) for episode in fields["episodes"]]})
+
     def __getstate__(self) -> dict:
         state = dict(self.__dict__)
         state["obs"] = pack_stacks(self.obs)

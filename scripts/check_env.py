@@ -34,6 +34,7 @@ MODULES = {  # where a package's module is not called like the package
     "opencv-python-headless": "cv2",
     "protobuf": "google.protobuf",
     "pyzmq": "zmq",
+    "pillow": "PIL",
     "grpcio": "grpc",
     "flask-cors": "flask_cors",
     "nvidia-ml-py": "pynvml",

@@ -36,7 +36,12 @@ def test_every_module_is_in_the_table_of_files():
 
 
 def test_every_option_of_a_train_command_exists():
-    names = {f"--{setting.name}" for setting in dataclasses.fields(A2CConfig)} | {"--preset", "--config", "--help"}
+    names = {f"--{setting.name}" for setting in dataclasses.fields(A2CConfig)} | {
+        "--preset",
+        "--config",
+        "--resume",
+        "--help",
+    }
     options = {
         option
         for line in re.findall(r"(?:python train\.py|scripts/train\.sh)([^`\n#]*)", README)
