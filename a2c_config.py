@@ -50,17 +50,18 @@ class A2CConfig:
     engine: str = _setting(
         "auto",
         "where actors run: auto = parl if a cluster answers, else local",
-        choices=("auto", "local", "parl"),
+        choices=("auto", "local", "parl", "ray"),
     )
     master_address: str | None = _setting(
         None, f"PARL master, HOST:PORT [{DEFAULT_MASTER_ADDRESS}]; given by hand, it must answer"
     )
-    actor_num: int = _setting(2, "actors; on PARL each needs one vacant CPU", minimum=1)
+    ray_address: str | None = _setting(None, "Ray cluster, HOST:PORT, for --engine ray [a Ray on this machine]")
+    actor_num: int = _setting(2, "actors; on PARL or Ray each needs one vacant CPU", minimum=1)
     env_num: int = _setting(16, "environments per actor", minimum=1)
     sample_batch_steps: int = _setting(8, "sample steps per environment and update", minimum=1)
     overlap: bool = _setting(False, "sample the next batch while learning from this one: one update behind")
     actor_timeout_s: float = _setting(120.0, "longest wait for one actor's answer, s", above=0)
-    cluster_wait_s: float = _setting(60.0, "longest wait for a PARL cluster and its vacant CPUs, s", minimum=0)
+    cluster_wait_s: float = _setting(60.0, "longest wait for a cluster and its vacant CPUs, s", minimum=0)
 
     # How it learns
     max_sample_steps: int = _setting(
@@ -112,7 +113,13 @@ class A2CConfig:
                 f"{self.batch_size} (actor_num x env_num x sample_batch_steps)"
             )
         if self.master_address is not None:
-            _check_address(self.master_address)
+            _check_address("master_address", self.master_address)
+        if self.ray_address is not None:
+            _check_address("ray_address", self.ray_address)
+            if self.engine == "auto":
+                raise ConfigError(
+                    f"ray_address is {self.ray_address!r}, but engine auto never chooses Ray; add --engine ray"
+                )
         if self.device not in ("auto", "cpu", "gpu") and not (
             self.device.startswith("gpu:") and self.device[4:].isdigit()
         ):
@@ -219,10 +226,10 @@ def load_json(path: str | Path) -> dict[str, Any]:
     return settings
 
 
-def _check_address(address: str) -> None:
+def _check_address(name: str, address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(f"master_address is {address!r}; it must be HOST:PORT, e.g. {DEFAULT_MASTER_ADDRESS}")
+        raise ConfigError(f"{name} is {address!r}; it must be HOST:PORT, e.g. {DEFAULT_MASTER_ADDRESS}")
 
 
 def _check_limits(setting: dataclasses.Field, value: Any) -> None:
@@ -272,6 +279,17 @@ class Parser(argparse.ArgumentParser):
             message += _nearest(name.split("=")[0], self._option_string_actions)
         print(f"error: {message}; `python {self.prog} --help` lists all options", file=sys.stderr)
         sys.exit(2)
+
+
+def exit_status(script: typing.Callable[..., int], *arguments: Any) -> int:
+    """Run `script` and return its exit status; an interrupt is 130, a foreseen error one sentence and 1."""
+    try:
+        return script(*arguments)
+    except KeyboardInterrupt:
+        return 130
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
 
 
 def _number(kind: type) -> typing.Callable[[str], Any]:

@@ -2,9 +2,9 @@
 
 import json
 import logging
+import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -28,27 +28,25 @@ class BackgroundEvaluation:
         evaluation.start(checkpoint)      # False while one is still running
         report = evaluation.poll()        # as `evaluate.report_of`, once per finished evaluation; else None
         evaluation.close()                # ends a running one
+
+    Args:
+        directory: for its files; made when needed, removed in the end.
+        episodes: games of an evaluation.
     """
 
-    def __init__(self, episodes: int = 10) -> None:
-        self._episodes = episodes
-        self._directory = tempfile.TemporaryDirectory(prefix="evaluation-")
+    def __init__(self, directory: Path, episodes: int = 10) -> None:
+        self._directory, self._episodes = directory, episodes
         self._process: subprocess.Popen | None = None
 
     def start(self, weights: Checkpoint) -> bool:
         """Begin to evaluate the model in `weights` (its settings, counters and "model/..." arrays)."""
         if self._process:
             return False
-        directory = Path(self._directory.name)
-        checkpoint.save(checkpoint.without_training_state(weights), directory / "weights.npz")
-        command = [
-            sys.executable,
-            str(EVALUATE),
-            "--in_background",
-            f"--episodes={self._episodes}",
-        ]
-        command += ["--checkpoint", str(directory / "weights.npz"), "--json", str(directory / "report.json")]
-        with (directory / "errors").open("w") as errors:
+        checkpoint.save(checkpoint.without_training_state(weights), self._directory / "weights.npz")
+        command = [sys.executable, str(EVALUATE), "--in_background", "--episodes", str(self._episodes)]
+        for option, name in (("--checkpoint", "weights.npz"), ("--json", "report.json")):
+            command += [option, str((self._directory / name).resolve())]
+        with (self._directory / "errors").open("w") as errors:
             # A session of its own: Ctrl-C in the terminal is for the run, which then closes this.
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
@@ -60,14 +58,13 @@ class BackgroundEvaluation:
         if not self._process or self._process.poll() is None:
             return None
         status, self._process = self._process.returncode, None
-        directory = Path(self._directory.name)
         if status:
-            reason = (directory / "errors").read_text(errors="replace").strip().splitlines() or [
+            reason = (self._directory / "errors").read_text(errors="replace").strip().splitlines() or [
                 f"status {status}"
             ]
             logger.warning("an evaluation failed, training goes on: %s", reason[-1])
             return None
-        return json.loads((directory / "report.json").read_text(encoding="utf-8"))
+        return json.loads((self._directory / "report.json").read_text(encoding="utf-8"))
 
     def close(self) -> None:
         """End what is running and remove its files; closing twice does no harm."""
@@ -75,7 +72,7 @@ class BackgroundEvaluation:
             self._process.kill()
             self._process.wait()
             self._process = None
-        self._directory.cleanup()
+        shutil.rmtree(self._directory, ignore_errors=True)
 
 
 class PeriodicEvaluation:
@@ -89,7 +86,7 @@ class PeriodicEvaluation:
 
     def __init__(self, config: A2CConfig, agent: AtariAgent, metrics: Metrics) -> None:
         self._config, self._agent, self._metrics = config, agent, metrics
-        self._evaluation = BackgroundEvaluation()
+        self._evaluation = BackgroundEvaluation(metrics.run_directory.path / "evaluation")
         self._started_at = time.monotonic()
 
     def run_if_due(self) -> None:

@@ -20,10 +20,16 @@ import zlib  # noqa: F401  Paddle 2.6.2's GPU build must find it loaded, or the 
 # Paddle looks for a C++ compiler's cache when it is imported; nothing is compiled here.
 warnings.filterwarnings("ignore", message="No ccache found")
 
-for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    os.environ.setdefault(_name, "1")
-os.environ.setdefault("KMP_BLOCKTIME", "0")
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# One thread each, and none that waits by spinning.
+THREAD_SETTINGS = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "KMP_BLOCKTIME": "0",
+    "OMP_WAIT_POLICY": "PASSIVE",
+}
+for _name, _value in THREAD_SETTINGS.items():
+    os.environ.setdefault(_name, _value)
 
 MAX_LEARNER_THREADS = 8
 

@@ -1,4 +1,4 @@
-"""Where actors run: in this process or on a PARL cluster, behind the same two methods."""
+"""Where actors run: in this process, on a PARL cluster or on Ray, behind the same methods."""
 
 import contextlib
 import dataclasses
@@ -54,7 +54,9 @@ class Engine(Protocol):
         """Release actors and environments; safe to call twice."""
 
 
-class _Closing:
+class Closing:
+    """An engine as a context manager."""
+
     def __enter__(self) -> Any:
         return self
 
@@ -62,7 +64,8 @@ class _Closing:
         self.close()
 
 
-def _split(collect_s: float, trajectories: list[Trajectory], actors_at_once: int) -> dict[str, float]:
+def split_seconds(collect_s: float, trajectories: list[Trajectory], actors_at_once: int) -> dict[str, float]:
+    """`Engine.seconds` where `actors_at_once` actors share the time."""
     stepping, inferring = (
         sum(trajectory.seconds[activity] for trajectory in trajectories) / actors_at_once
         for activity in ("stepping", "inferring")
@@ -74,7 +77,16 @@ def _split(collect_s: float, trajectories: list[Trajectory], actors_at_once: int
     }
 
 
-class LocalEngine(_Closing):
+def longest_replay_s(state: dict[str, Any]) -> float:
+    """Seconds that a remote actor may need to come back to its part of `state`, from `Engine.get_state`."""
+    # It starts as many games again, each worth some 20 steps, and plays the running ones.
+    envs = [actor["env"] for actor in state["actors"]]
+    return (
+        max(len(env["games"]) * (env["lengths"] + 20 * env["games"]).max() for env in envs) / SLOWEST_STEPS_PER_S
+    )
+
+
+class LocalEngine(Closing):
     """All actors in this process, taking turns: while one infers, the others' environments step.
 
     Args:
@@ -106,7 +118,7 @@ class LocalEngine(_Closing):
 
     def seconds(self, trajectories: list[Trajectory], collect_s: float) -> dict[str, float]:
         # One thread serves all actors: their times add up, and what is left is bookkeeping.
-        return _split(collect_s, trajectories, actors_at_once=1)
+        return split_seconds(collect_s, trajectories, actors_at_once=1)
 
     def get_state(self) -> dict[str, Any]:
         return {"actors": [actor.get_state() for actor in self._actors]}
@@ -123,7 +135,7 @@ class LocalEngine(_Closing):
         self._actors = []
 
 
-class OverlappedEngine(_Closing):
+class OverlappedEngine(Closing):
     """Lets `engine` sample the next batch while the learner works on this one.
 
     What `collect` returns was sampled with the weights of the call before: one update behind.
@@ -162,7 +174,7 @@ class OverlappedEngine(_Closing):
         self._engine.close()
 
 
-class ParlEngine(_Closing):
+class ParlEngine(Closing):
     """One remote actor per vacant CPU of a PARL cluster.
 
     Raises:
@@ -198,7 +210,7 @@ class ParlEngine(_Closing):
         return [self._result(index, future) for index, future in enumerate(futures)]
 
     def seconds(self, trajectories: list[Trajectory], collect_s: float) -> dict[str, float]:
-        return _split(collect_s, trajectories, actors_at_once=len(trajectories))
+        return split_seconds(collect_s, trajectories, actors_at_once=len(trajectories))
 
     def get_state(self) -> dict[str, Any]:
         futures = [actor.get_state() for actor in self._actors]
@@ -206,9 +218,7 @@ class ParlEngine(_Closing):
 
     def set_state(self, state: dict[str, Any]) -> list[str]:
         futures = [remote.set_state(actor) for remote, actor in zip(self._actors, state["actors"], strict=True)]
-        # An actor starts as many games again, each worth some 20 steps, and plays the running ones.
-        steps = max((actor["env"]["lengths"] + 20 * actor["env"]["games"]).max() for actor in state["actors"])
-        replay_s = self._config.env_num * steps / SLOWEST_STEPS_PER_S
+        replay_s = longest_replay_s(state)
         reasons = [self._result(index, future, replay_s) for index, future in enumerate(futures)]
         return [reason for reason in reasons if reason]
 
@@ -351,6 +361,12 @@ def _plain_engine(config: A2CConfig, learner: AtariAgent | None) -> Engine:
     if config.engine == "local":
         logger.info("engine: local, %d actors in this process", config.actor_num)
         return LocalEngine(config, learner)
+    if config.engine == "ray":
+        from ray_engine import RayEngine  # which imports this module, and Ray, which is optional
+
+        where = f"the Ray cluster at {config.ray_address}" if config.ray_address else "a Ray of their own"
+        logger.info("engine: ray, %d remote actors on %s", config.actor_num, where)
+        return RayEngine(config)
     if config.engine == "auto" and config.master_address is None:
         try:
             parl_compat.cluster_cpus(DEFAULT_MASTER_ADDRESS)

@@ -30,7 +30,7 @@ import numpy as np
 from tqdm import tqdm
 
 import checkpoint
-from a2c_config import A2CConfig, ConfigError, Parser
+from a2c_config import A2CConfig, ConfigError, Parser, exit_status
 from atari_agent import AtariAgent, create_agent, resolve_device
 from atari_games import parse_env_name
 from checkpoint import Checkpoint, CheckpointError
@@ -167,10 +167,11 @@ def readable(report: dict[str, Any]) -> str:
     """A report in two lines."""
     statistics = ", ".join(f"{name} {value:.2f}" for name, value in report["raw_return"].items())
     human = report["human_normalized"]
-    seeds = ", ".join(map(str, report["seeds"]))
+    games = f"{report['episodes']} whole game{'s' * (report['episodes'] > 1)}"
+    seeds = f"seed{'s' * (len(report['seeds']) > 1)} {', '.join(map(str, report['seeds']))}"
     return (
         f"{report['env_name']} after {report['sample_steps']:,} sample steps, {report['policy']} policy: "
-        f"{report['episodes']} whole games, seed{'s' * (len(report['seeds']) > 1)} {seeds}\n"
+        f"{games}, {seeds}\n"
         f"raw score: {statistics}" + ("" if human is None else f"; human-normalized {human:.0%}")
     )
 
@@ -238,8 +239,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def evaluate(options: argparse.Namespace) -> None:
-    """Do what the command line asks for."""
+def evaluate(options: argparse.Namespace) -> int:
+    """Do what the command line asks for; return the exit status."""
     if options.render:
         _open_display()
     agent, config, loaded = load_agent(options.checkpoint or options.run_dir, options.device)
@@ -268,6 +269,7 @@ def evaluate(options: argparse.Namespace) -> None:
                 f"--render cannot open a window ({error}); write a film with --video game.mp4"
             ) from error
         print(f"the game in the window ended with score {game.raw_return:.0f}")
+    return 0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -275,14 +277,7 @@ def main(argv: list[str] | None = None) -> int:
     logging.getLogger("a2c").setLevel(logging.WARNING)  # how the network runs is of no interest here
     if options.in_background:
         _go_to_background()
-    try:
-        evaluate(options)
-        return 0
-    except KeyboardInterrupt:
-        return 130
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    return exit_status(evaluate, options)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ BOOKKEEPING = frozenset(
         "seed",
         "engine",
         "master_address",
+        "ray_address",
         "actor_timeout_s",
         "cluster_wait_s",
         "device",

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import os
 import sys
 import time
 
@@ -39,7 +38,7 @@ def wait_for_report(evaluation):
 
 
 def test_an_evaluation_in_the_background_reports_once_and_takes_one_at_a_time(tmp_path):
-    evaluation = BackgroundEvaluation(episodes=2)
+    evaluation = BackgroundEvaluation(tmp_path / "files", episodes=2)
     weights = make_checkpoint(SHORT)
     assert evaluation.start(weights)
     assert not evaluation.start(weights)
@@ -91,12 +90,12 @@ def test_an_evaluation_of_a_run_stands_in_its_next_line_of_metrics(tmp_path):
 def test_an_evaluation_ends_with_the_run_even_if_that_is_killed(tmp_path):
     checkpoint.save(make_checkpoint(SHORT), tmp_path / "weights.npz")
     program = (
-        "import checkpoint, time; from background_evaluation import BackgroundEvaluation;"
-        f"BackgroundEvaluation(100_000).start(checkpoint.load({str(tmp_path / 'weights.npz')!r}));"
+        "import checkpoint, pathlib, sys, time; from background_evaluation import BackgroundEvaluation;"
+        "directory = pathlib.Path(sys.argv[1]);"
+        "BackgroundEvaluation(directory / 'files', 100_000).start(checkpoint.load(directory / 'weights.npz'));"
         "time.sleep(300)"
     )
-    environment = os.environ | {"TMPDIR": str(tmp_path)}
-    run = psutil.Popen([sys.executable, "-c", program], cwd=ROOT, env=environment)
+    run = psutil.Popen([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT)
     deadline = time.monotonic() + 60
     while not any(child.nice() == 19 for child in run.children()):
         assert time.monotonic() < deadline
@@ -108,18 +107,19 @@ def test_an_evaluation_ends_with_the_run_even_if_that_is_killed(tmp_path):
     assert not evaluation.is_running()
 
 
-def test_closing_ends_an_evaluation_that_still_runs():
-    evaluation = BackgroundEvaluation(episodes=1000)
+def test_closing_ends_an_evaluation_that_still_runs_and_removes_its_files(tmp_path):
+    evaluation = BackgroundEvaluation(tmp_path / "files", episodes=1000)
     evaluation.start(make_checkpoint(SHORT))
     (process,) = [child for child in psutil.Process().children() if "--in_background" in child.cmdline()]
     assert evaluation.poll() is None
     evaluation.close()
     assert not process.is_running()
+    assert not list(tmp_path.iterdir())
 
 
-def test_a_failed_evaluation_is_a_line_in_the_log_and_no_report(caplog, monkeypatch):
+def test_a_failed_evaluation_is_a_line_in_the_log_and_no_report(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("background_evaluation.logger.propagate", True)
-    evaluation = BackgroundEvaluation(episodes=1)
+    evaluation = BackgroundEvaluation(tmp_path / "files", episodes=1)
     broken = make_checkpoint(SHORT)
     caplog.clear()
     evaluation.start(dataclasses.replace(broken, settings=broken.settings | {"no_such_setting": 1}))

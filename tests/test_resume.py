@@ -24,7 +24,7 @@ from env_utils import action_num, make_vector_env
 from metrics import Metrics
 from rollout import EpisodeStats
 from run_directory import RunDirectory
-from train import update
+from train import main, update
 
 TINY = {"engine": "local", "actor_num": 2, "env_num": 2, "sample_batch_steps": 4}
 LOSSES = dict.fromkeys(("policy_loss", "value_loss", "entropy", "grad_norm", "learning_rate", "weights_lag"), 1.0)
@@ -191,19 +191,31 @@ def test_what_may_change_is_logged_and_what_may_not_is_refused(tmp_path, caplog,
     assert resume.FIXED.keys() <= saved.keys()
 
 
-def command(run_dir, *options):
-    tiny = [f"--{name}={value}" for name, value in TINY.items()]
-    return [sys.executable, str(ROOT / "train.py"), *tiny, "--run_dir", str(run_dir), *map(str, options)]
+def options_of(run_dir, *options):
+    return [*(f"--{name}={value}" for name, value in TINY.items()), "--run_dir", str(run_dir), *map(str, options)]
 
 
-def resume_command(run_dir, *options):
-    return [sys.executable, str(ROOT / "train.py"), "--resume", str(run_dir), *map(str, options)]
+def launch(arguments, **streams):
+    return subprocess.Popen([sys.executable, str(ROOT / "train.py"), *arguments], text=True, **streams)
 
 
-def run(arguments):
-    ran = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
-    assert "Traceback" not in ran.stdout + ran.stderr
-    return ran
+@pytest.fixture
+def run_main(capsys, monkeypatch):
+    """Run train.py in this process with the given arguments; return status, standard output and error."""
+    logger, sigterm = logging.getLogger("a2c"), signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logger, "propagate", False)
+
+    def run(*arguments):
+        try:
+            status = main([str(argument) for argument in arguments])
+        except SystemExit as error:
+            status = error.code
+        return status, *capsys.readouterr()
+
+    yield run
+    logger.setLevel(logging.NOTSET)
+    signal.signal(signal.SIGTERM, sigterm)
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +223,7 @@ def killed_run(tmp_path_factory):
     """A run that was killed by SIGKILL after its first checkpoints."""
     run_dir = tmp_path_factory.mktemp("killed") / "run"
     options = ["--max_sample_steps", 10_000_000, "--checkpoint_interval_s", 0.2, "--log_metrics_interval_s", 0.1]
-    process = subprocess.Popen(command(run_dir, *options), stdout=subprocess.DEVNULL)
+    process = launch(options_of(run_dir, *options), stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while len(list((run_dir / "checkpoints").glob("step-*.npz"))) < 3 and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -220,14 +232,14 @@ def killed_run(tmp_path_factory):
     return run_dir
 
 
-def test_a_killed_run_goes_on_in_its_directory_with_its_settings(killed_run, tmp_path):
+def test_a_killed_run_goes_on_in_its_directory_with_its_settings(killed_run, tmp_path, run_main):
     run_dir = tmp_path / "moved"
     shutil.copytree(killed_run, run_dir)
     log = (run_dir / "log.log").read_text()
     sample_steps = checkpoint.resolve(run_dir)[1].counters["sample_steps"]
-    ran = run(resume_command(run_dir, "--max_sample_steps", sample_steps + 160))
-    assert (ran.returncode, ran.stderr) == (0, "")
-    assert f"{sample_steps:,} sample steps" in ran.stdout and "the run goes on exactly" in ran.stdout
+    status, output, errors = run_main("--resume", run_dir, "--max_sample_steps", sample_steps + 160)
+    assert (status, errors) == (0, "")
+    assert f"{sample_steps:,} sample steps" in output and "the run goes on exactly" in output
     assert (run_dir / "log.log").read_text().startswith(log)
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["moved"]
     steps = [line["sample_steps"] for line in lines(run_dir)]
@@ -236,42 +248,48 @@ def test_a_killed_run_goes_on_in_its_directory_with_its_settings(killed_run, tmp
     assert json.loads((run_dir / "config.json").read_text())["env_num"] == TINY["env_num"]
     assert len(list((run_dir / "checkpoints").iterdir())) == 3
 
-    ran = run(resume_command(run_dir))
-    assert ran.returncode == 0 and "has finished" in ran.stdout
-    ran = run(command(tmp_path / "new", "--init_from", run_dir, "--max_sample_steps", 16))
-    assert ran.returncode == 0 and "weights from" in ran.stdout and "16 sample steps" in ran.stdout
+    status, output, _ = run_main("--resume", run_dir)
+    assert status == 0 and "has finished" in output
+    new = options_of(tmp_path / "new", "--init_from", run_dir, "--max_sample_steps", 16)
+    status, output, _ = run_main(*new)
+    assert status == 0 and "weights from" in output and "16 sample steps" in output
 
 
-def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_serves(killed_run, tmp_path):
+def test_a_new_run_begins_with_the_weights_it_was_given(tmp_path, run_main):
+    first, second = tmp_path / "first", tmp_path / "second"
+    run_main(*options_of(first, "--max_sample_steps", 16))
+    run_main(*options_of(second, "--max_sample_steps", 16, "--init_from", first, "--start_lr", 1e-30))
+    for name, weights in checkpoint.model_weights(checkpoint.resolve(first)[1]).items():
+        begun = checkpoint.resolve(second)[1].arrays[f"model/{name}"]
+        np.testing.assert_allclose(begun, weights, atol=1e-20, rtol=0)
+
+
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_serves(killed_run, tmp_path, run_main):
     run_dir = tmp_path / "run"
     shutil.copytree(killed_run, run_dir)
     *_, before, damaged = sorted((run_dir / "checkpoints").glob("step-*.npz"))
     damaged.write_bytes(damaged.read_bytes()[:-100])
     sample_steps = checkpoint.load(before).counters["sample_steps"]
-    ran = run(resume_command(run_dir, "--max_sample_steps", sample_steps + 16))
-    assert ran.returncode == 0 and f"{damaged.name} is damaged" in ran.stdout
+    status, output, _ = run_main("--resume", run_dir, "--max_sample_steps", sample_steps + 16)
+    assert status == 0 and f"{damaged.name} is damaged" in output
     assert f"{damaged.name} is damaged" in (run_dir / "log.log").read_text()
-    assert f"{sample_steps + 16:,} sample steps" in ran.stdout
+    assert f"{sample_steps + 16:,} sample steps" in output
     assert damaged.with_suffix(".damaged").exists()
 
 
-def test_a_run_killed_before_its_first_checkpoint_begins_again(killed_run, tmp_path):
+def test_a_run_killed_before_its_first_checkpoint_begins_again(killed_run, tmp_path, run_main):
     run_dir = tmp_path / "run"
     shutil.copytree(killed_run, run_dir)
     shutil.rmtree(run_dir / "checkpoints")
-    ran = run(resume_command(run_dir, "--max_sample_steps", 32))
-    assert ran.returncode == 0 and "it begins again" in ran.stdout
-    assert [line["sample_steps"] for line in lines(run_dir)][-1] == 32
+    status, output, _ = run_main("--resume", run_dir, "--max_sample_steps", 32)
+    assert status == 0 and "it begins again" in output
+    assert [line["sample_steps"] for line in lines(run_dir)] == [32]
 
 
 def test_ctrl_c_saves_where_the_run_stands(tmp_path):
     run_dir = tmp_path / "run"
-    process = subprocess.Popen(
-        command(run_dir, "--max_sample_steps", 10_000_000, "--log_metrics_interval_s", 0.1),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    options = options_of(run_dir, "--max_sample_steps", 10_000_000, "--log_metrics_interval_s", 0.1)
+    process = launch(options, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     for line in process.stdout:
         if "steps/s" in line:
             break
@@ -287,23 +305,24 @@ def test_ctrl_c_saves_where_the_run_stands(tmp_path):
         (["--env_num", 3], "env_num is 2 in the run to resume and cannot become 3"),
         (["--run_dir", "elsewhere"], "leave out --run_dir"),
         (["--keep_checkpoints", 0], "keep_checkpoints is 0"),
+        (["--preset", "parl"], "actor_num is 2 in the run to resume and cannot become 5"),
     ],
 )
-def test_a_mistake_on_resume_is_one_sentence(killed_run, options, sentence):
-    ran = run(resume_command(killed_run, *options))
-    assert ran.returncode != 0 and sentence in ran.stderr and len(ran.stderr.splitlines()) == 1
+def test_a_mistake_on_resume_is_one_sentence(killed_run, run_main, options, sentence):
+    status, _, errors = run_main("--resume", killed_run, *options)
+    assert status != 0 and sentence in errors and len(errors.splitlines()) == 1
 
 
-def test_a_directory_without_a_run_or_with_damaged_checkpoints_is_one_sentence(killed_run, tmp_path):
-    ran = run(resume_command(tmp_path))
-    assert ran.returncode == 1 and "there is no run to resume" in ran.stderr
+def test_a_directory_without_a_run_or_with_damaged_checkpoints_is_one_sentence(killed_run, tmp_path, run_main):
+    status, _, errors = run_main("--resume", tmp_path)
+    assert status == 1 and "there is no run to resume" in errors
     shutil.copytree(killed_run, tmp_path / "run")
     for path in (tmp_path / "run" / "checkpoints").iterdir():
         path.write_bytes(b"")
-    ran = run(resume_command(tmp_path / "run"))
-    assert ran.returncode == 1 and "no sound checkpoint" in ran.stderr
-    ran = run(command(tmp_path / "new", "--init_from", tmp_path / "none"))
-    assert ran.returncode == 1 and "there is no checkpoint" in ran.stderr
+    status, _, errors = run_main("--resume", tmp_path / "run")
+    assert status == 1 and "no sound checkpoint" in errors
+    status, _, errors = run_main(*options_of(tmp_path / "new", "--init_from", tmp_path / "none"))
+    assert status == 1 and "there is no checkpoint" in errors
     assert not (tmp_path / "new").exists()
 
 
@@ -328,3 +347,11 @@ def test_the_best_by_the_score_of_100_games_is_kept(tmp_path):
     best = checkpoint.load(directory / checkpoint.BEST).counters
     assert (best["best_score"], best["sample_steps"]) == (-10.0, 32)
     assert checkpoint.resolve(tmp_path / "run")[1].counters["sample_steps"] == 48
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_again_and_again_ends_as_one_that_never_was():
+    script = [sys.executable, str(ROOT / "scripts" / "kill_and_resume.py"), "--kills", "3"]
+    ran = subprocess.run([*script, "--max_sample_steps", "4000"], capture_output=True, text=True, timeout=600)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "3 kills: the same sample steps, weights, optimizer, games and scores" in ran.stdout
