@@ -110,7 +110,7 @@ def _use_cpu_kernels(model: AtariModel, precision: str) -> None:
         logger.warning("precision: fp32 instead of bf16, since %s", reason)
         chosen, reason = "fp32", cpu_kernels.unavailable_reason("fp32")
     if reason:
-        logger.warning("network: Paddle's own layers, about three times slower, since %s", reason)
+        logger.warning("network: Paddle's own layers, about four times slower, since %s", reason)
         return
     model.use_cpu_kernels(chosen, cpu_threads.learner_threads())
     logger.info("network: oneDNN kernels, %s, %d threads to learn", chosen, cpu_threads.learner_threads())

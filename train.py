@@ -26,7 +26,7 @@ import cpu_threads  # noqa: F401  before NumPy and Paddle start their threads
 import numpy as np
 
 import checkpoint
-from a2c_config import A2CConfig, parse_command_line
+from a2c_config import A2CConfig, exit_status, parse_command_line
 from atari_agent import AtariAgent, create_agent, resolve_device
 from background_evaluation import PeriodicEvaluation
 from checkpoint import Checkpoint
@@ -155,7 +155,8 @@ def run(
         metrics.write()
         logger.info("%s", metrics.summary())
         metrics.close()
-    print(f"next: bash scripts/visualdl.sh --logdir {config.run_dir}")
+    print(f"next: python evaluate.py --run_dir {config.run_dir}")
+    print(f"      bash scripts/visualdl.sh --logdir {config.run_dir}")
     return 0
 
 
@@ -190,15 +191,9 @@ def main(argv: list[str] | None = None) -> int:
     log_to_console()
     settings, run_to_resume = parse_command_line(argv, __doc__)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        if run_to_resume is None:
-            return start(A2CConfig.from_dict(settings))
-        return resume(run_to_resume, settings)
-    except KeyboardInterrupt:
-        return 130
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    if run_to_resume is None:
+        return exit_status(start, A2CConfig.from_dict(settings))
+    return exit_status(resume, run_to_resume, settings)
 
 
 if __name__ == "__main__":

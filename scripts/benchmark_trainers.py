@@ -12,17 +12,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from cpu_threads import THREAD_SETTINGS
+
 from benchmark_rows import MEGABYTES, SAMPLE_STEPS, Row, parl_row, trainer_row
 
 ROOT = Path(__file__).resolve().parent.parent
 START_S = 180.0  # imports, environments, and remote actors, on a slow machine
 STOP_S = 30.0
-# Each program chooses its own threads; what the shell or another program set would hold for its children.
-THREAD_VARIABLES = (
-    *(f"{library}_NUM_THREADS" for library in ("OMP", "MKL", "OPENBLAS")),
-    "KMP_BLOCKTIME",
-    "OMP_WAIT_POLICY",
-)
 
 
 class MeasurementError(RuntimeError):
@@ -31,7 +27,8 @@ class MeasurementError(RuntimeError):
 
 def environment() -> dict[str, str]:
     """The environment of every program that is measured."""
-    return {name: value for name, value in os.environ.items() if name not in THREAD_VARIABLES}
+    # Each chooses its own threads; what the shell or this program set would hold for its children.
+    return {name: value for name, value in os.environ.items() if name not in THREAD_SETTINGS}
 
 
 def last_line(output: str) -> str:
