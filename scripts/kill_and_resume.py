@@ -11,6 +11,7 @@ The exit status is 1 where they differ, or a run fails.
 
 import argparse
 import json
+import math
 import random
 import signal
 import subprocess
@@ -109,13 +110,16 @@ def kill_and_resume(options: argparse.Namespace, train_options: list[str], direc
     training_s = checkpoint.resolve(left_alone)[1].counters["elapsed_s"]
     print(f"left alone: {steps_saved(left_alone):,} sample steps in {whole_s:.1f} s", flush=True)
 
+    # At any moment from the first import on, and so that on average, x^2 / 2 / (start_s + x), the run gets on by
+    # half its share: it shall not finish before the last kill.
+    start_s, half_share_s = whole_s - training_s, training_s / (options.kills + 1) / 2
+    latest_kill_s = start_s + half_share_s + math.sqrt(half_share_s**2 + 2 * half_share_s * start_s)
     kills, finished = 0, False
     while not finished:
         resuming = (killed / "config.json").is_file()
         arguments = ["--resume", str(killed)] if resuming else [*settings, f"--run_dir={killed}"]
         before = steps_saved(killed)
-        # At any moment from the first import on; on average, the run then gets on by its share or less.
-        kill_after_s = chance.uniform(0, 2 * (whole_s - training_s + training_s / (options.kills + 1)))
+        kill_after_s = chance.uniform(0, latest_kill_s)
         finished = train(arguments, directory / "killed.txt", kill_after_s if kills < options.kills else None)
         how = "resumed" if resuming else "started"
         if not finished:
