@@ -76,6 +76,9 @@ class A2CConfig:
     entropy_coeff: float = _setting(0.01, "weight of the entropy bonus; positive rewards entropy", minimum=0)
     max_grad_norm: float = _setting(0.5, "clip the gradients' global norm to this; 0 = no clip", minimum=0)
     normalize_advantages: bool = _setting(True, "scale advantages to mean 0, standard deviation 1 per batch")
+    normalize_observations: bool = _setting(
+        True, "centre and scale the pixels by what random play shows; else only divide them by 255"
+    )
     seed: int = _setting(0, "seed of Python, NumPy, Paddle and every environment", minimum=0, maximum=2**31 - 1)
     device: str = _setting("auto", "where to learn: auto, cpu, gpu or gpu:N")
     precision: str = _setting(

@@ -38,6 +38,9 @@ class AtariModel(parl.Model):
         self.fc = nn.Linear(channels * side * side, FEATURES, weight_attr=_orthogonal(2**0.5))
         self.policy_head = nn.Linear(FEATURES, action_num, weight_attr=_orthogonal(0.01))
         self.value_head = nn.Linear(FEATURES, 1, weight_attr=_orthogonal(1.0))
+        # Saved and sent along with the parameters, but not learnt; see `normalize_observations`.
+        self.register_buffer("obs_mean", paddle.zeros([env_dim, env_dim]))
+        self.register_buffer("obs_std", paddle.full([1], 255.0))
         self.action_num, self.env_dim = action_num, env_dim
         self._trunk: CpuTrunk | None = None
 
@@ -48,7 +51,7 @@ class AtariModel(parl.Model):
         """
         affine = [*self.convolutions, self.fc]
         parameters = [parameter for layer in affine for parameter in (layer.weight, layer.bias)]
-        self._trunk = CpuTrunk(parameters, self.env_dim, precision, train_threads)
+        self._trunk = CpuTrunk(parameters, self.obs_mean, self.obs_std, precision, train_threads)
         self.refresh()
 
     def refresh(self) -> None:
@@ -58,6 +61,23 @@ class AtariModel(parl.Model):
             heads = self.policy_head, self.value_head
             self._heads_weight = np.concatenate([head.weight.numpy() for head in heads], axis=1)
             self._heads_bias = np.concatenate([head.bias.numpy() for head in heads])
+
+    def normalize_observations(self, mean: np.ndarray, std: float) -> None:
+        """From now on the network sees `(frame - mean) / std` instead of `frame / 255`.
+
+        Most of a game's picture never changes. Centred, that part is 0, every filter sees what moves, and the
+        policy leaves random play after a quarter of the sample steps (docs/tuning.md). Burda et al. 2018,
+        arXiv:1810.12894, section 2.4, with one standard deviation for all pixels.
+
+        Args:
+            mean: [D, D], grey levels 0..255; rounded to whole ones.
+            std: grey levels.
+        """
+        if list(mean.shape) != self.obs_mean.shape or not std > 0:
+            raise ValueError(f"mean is {list(mean.shape)} and std {std}, not {self.obs_mean.shape} and above 0")
+        self.obs_mean.set_value(np.rint(mean).astype(np.float32))
+        self.obs_std.set_value(np.array([std], np.float32))
+        self.refresh()
 
     def keep_forward(self, batch_obs: np.ndarray) -> None:
         """Let the next `forward` of `batch_obs`, uint8 [B, 4, D, D], use what `infer` computes of its parts."""
@@ -85,7 +105,7 @@ class AtariModel(parl.Model):
         return logits.numpy(), values.numpy()
 
     def set_weights(self, weights: dict[str, np.ndarray]) -> None:
-        """Copy `weights` (float32 by parameter name, as from `get_weights`) into the parameters.
+        """Copy `weights` (float32 by name, as from `get_weights`) into parameters and buffers.
 
         Raises:
             ValueError: where a name or a shape does not fit this network.
@@ -103,7 +123,7 @@ class AtariModel(parl.Model):
         if self._trunk:
             return self._trunk.features(obs)
         # Frames travel as bytes and are scaled where the network runs: a quarter of the traffic.
-        hidden = paddle.to_tensor(obs, place=self.place).astype("float32") / 255.0
+        hidden = (paddle.to_tensor(obs, place=self.place).astype("float32") - self.obs_mean) / self.obs_std
         for convolution in self.convolutions:
             hidden = F.relu(convolution(hidden))
         return F.relu(self.fc(hidden.flatten(1)))

@@ -1,6 +1,6 @@
 """The Nature CNN's trunk on a CPU: forward and backward on oneDNN primitives.
 
-    trunk = CpuTrunk([conv1.weight, conv1.bias, ..., fc.weight, fc.bias])
+    trunk = CpuTrunk([conv1.weight, conv1.bias, ..., fc.weight, fc.bias], obs_mean, obs_std)
     features = trunk.features(obs)      # a Paddle tensor; `loss.backward()` fills the parameters' `.grad`
     optimizer.step()
     trunk.refresh()                     # the primitives work on copies of the weights
@@ -14,7 +14,7 @@ Plain Paddle computes convolutions one sample at a time; this is several times f
 
 - conv1 (8x8, stride 4, 4 channels) is a 2x2 convolution with stride 1 over 64 channels, once each 4x4 block
   of pixels is seen as 16 channels ("space to depth"): the same sums, in a form that fills vector registers;
-- the scale 1/255 of the pixels is folded into conv1's weights, so bytes are only converted, not divided;
+- the pixels' scale is folded into conv1's weights, so bytes are only converted and centred, not divided;
 - bias and ReLU are applied while a result is in a register, and activations stay in one layout throughout;
 - conv1's input, the largest tensor, only ever exists for a slice of the batch that fits the cache;
 - A2C learns with the very weights that it acted with, so the activations of acting serve to learn from.
@@ -35,7 +35,7 @@ from paddle.autograd import PyLayer, PyLayerContext
 
 import cpu_layers
 import onednn
-from cpu_layers import FEATURES, InputSlice, Weights, WeightsGradient
+from cpu_layers import FEATURES, InputSlice, Normalization, Weights, WeightsGradient
 from onednn import BF16, F32, Memory, Primitive
 
 DATA_TYPES = {"fp32": F32, "bf16": BF16}
@@ -74,7 +74,8 @@ class CpuTrunk:
 
     Args:
         parameters: weight and bias of conv1, conv2, conv3 and fc: float32 Paddle tensors on the CPU.
-        env_dim: side of the frames in pixels, D, a multiple of 4.
+        obs_mean: float32 [D, D], whole grey levels, subtracted from every frame; D is a multiple of 4.
+        obs_std: float32 [1], grey levels; frames are divided by it.
         precision: "fp32", or "bf16" for weights' copies, activations and their gradients; the parameters
             and their gradients are float32 either way.
         train_threads: cores that `features` and its backward pass use; `infer` uses one.
@@ -83,13 +84,15 @@ class CpuTrunk:
     def __init__(
         self,
         parameters: list[paddle.Tensor],
-        env_dim: int = 84,
+        obs_mean: paddle.Tensor,
+        obs_std: paddle.Tensor,
         precision: str = "fp32",
         train_threads: int = 1,
     ) -> None:
         reason = unavailable_reason(precision)
         if reason:
             raise RuntimeError(f"{reason}; use the plain layers instead")
+        env_dim = obs_mean.shape[0]
         if env_dim % 4 or env_dim < 36:
             raise ValueError(f"env_dim is {env_dim}; the kernels need a multiple of 4, 36 or more")
         self.layers = cpu_layers.layers(env_dim)
@@ -100,8 +103,13 @@ class CpuTrunk:
             raise ValueError("parameters are on another device; move them to the CPU, or use the plain layers")
         self.parameters, self.env_dim, self.train_threads = list(parameters), env_dim, train_threads
         self.data_type = DATA_TYPES[precision]
-        pairs = zip(self.layers, parameters[::2], parameters[1::2], strict=True)
-        self.weights = [Weights(layer, weight, bias, self.data_type) for layer, weight, bias in pairs]
+        self.normalization = Normalization(obs_mean, obs_std, self.data_type)
+        self.weights = [
+            Weights(layer, weight, bias, self.data_type, None if index else self.normalization)
+            for index, (layer, weight, bias) in enumerate(
+                zip(self.layers, parameters[::2], parameters[1::2], strict=True)
+            )
+        ]
         self.weights_version = 0
         self._inference_plans: OrderedDict[int, tuple[_Forward, _Activations]] = OrderedDict()
         self._training_plans: OrderedDict[int, _TrainingPlan] = OrderedDict()
@@ -109,8 +117,9 @@ class CpuTrunk:
         self.refresh()
 
     def refresh(self) -> None:
-        """Take over the parameters' values; to be called after every change of them."""
+        """Take over the values of parameters, mean and standard deviation; to be called after every change."""
         self.weights_version += 1
+        self.normalization.refresh()
         for weights in self.weights:
             weights.refresh()
 
@@ -243,7 +252,8 @@ _Slices = list[tuple[int, InputSlice]]
 def _slices(trunk: CpuTrunk, batch: int, samples: int, training: bool = False) -> _Slices:
     """What computes conv1 of samples 0, `samples`, 2 * `samples`, ...; those of one size are shared."""
     sizes = {start: min(samples, batch - start) for start in range(0, batch, samples)}
-    made = {size: InputSlice(trunk.layers[0], trunk.weights[0], size, training) for size in set(sizes.values())}
+    first = trunk.layers[0], trunk.weights[0], trunk.normalization
+    made = {size: InputSlice(*first, size, training) for size in set(sizes.values())}
     return [(start, made[size]) for start, size in sizes.items()]
 
 
@@ -277,7 +287,7 @@ class _TrainingPlan:
     """Everything allocated and compiled to learn from batches of one size."""
 
     def __init__(self, trunk: CpuTrunk, batch: int) -> None:
-        self.batch, layers = batch, trunk.layers
+        self.batch, layers, self._normalization = batch, trunk.layers, trunk.normalization
         self.generation = 0  # counts forward passes: a backward pass needs the activations of its own
         self.activations = _Activations(trunk, batch)
         self._shapes = cpu_layers.parameter_shapes(layers)
@@ -339,7 +349,7 @@ class _TrainingPlan:
             slice_weight, slice_bias = input_slice.backward(obs[start:].ctypes.data, gradient)
             weight += slice_weight
             bias += slice_bias
-        weight = cpu_layers.channels_to_blocks(weight) * cpu_layers.PIXEL_SCALE
+        weight = cpu_layers.channels_to_blocks(weight) * self._normalization.scale
         return paddle.to_tensor(weight), paddle.to_tensor(bias)
 
 

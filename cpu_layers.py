@@ -14,7 +14,6 @@ import onednn
 from onednn import F32, S32, U8, Affine, Descriptor, Memory, Operation, Primitive
 
 FEATURES = 512
-PIXEL_SCALE = np.float32(1 / 255)
 
 
 class Layer(NamedTuple):
@@ -96,18 +95,48 @@ def _weights_layout(layer: Layer, data_type: int) -> Descriptor:
     return Descriptor.any_layout(layer.weights, data_type)
 
 
+class Normalization:
+    """Mean and standard deviation of the pixels, as the kernels need them."""
+
+    def __init__(self, mean: paddle.Tensor, std: paddle.Tensor, data_type: int) -> None:
+        """`mean`: float32 [D, D], whole numbers; `std`: float32 [1]; both in grey levels."""
+        self._mean, self._std = mean, std
+        side = mean.shape[0] // 4
+        self._plain = Memory(activation(1, (64, side, side), F32), F32)
+        self.mean = Memory(activation(1, (64, side, side), data_type), data_type)  # [1, 64, D/4, D/4]
+        self._convert = onednn.reorder(self._plain, self.mean)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take over the values of the Paddle tensors."""
+        self.scale = np.float32(1 / self._std.item())  # folded into conv1's weights, not applied to pixels
+        side = self._mean.shape[0] // 4
+        blocks = self._mean.numpy().reshape(side, 4, side, 4).transpose(0, 2, 1, 3).reshape(side, side, 16)
+        self._plain.array.reshape(side, side, 4, 16)[:] = blocks[:, :, None]  # the same for all four frames
+        with onednn.num_threads(1):
+            self._convert()
+
+
 class Weights:
     """A layer's parameters, and copies of them in the layouts that primitives want.
 
     Outside `refresh` nothing reads the Paddle tensors' memory, which Paddle may move or free.
     """
 
-    def __init__(self, layer: Layer, weight: paddle.Tensor, bias: paddle.Tensor, data_type: int) -> None:
+    def __init__(
+        self,
+        layer: Layer,
+        weight: paddle.Tensor,
+        bias: paddle.Tensor,
+        data_type: int,
+        normalization: Normalization | None = None,
+    ) -> None:
+        """`normalization`: of the input, for conv1."""
         self.bias = Memory(Descriptor.dense((layer.weights[0],), F32), F32)
         self._weight, self._bias, self.data_type = weight, bias, data_type
-        self._is_first = weight.shape == [32, 4, 8, 8]
+        self._normalization = normalization
         layout = Descriptor.strided(layer.weights, F32, layer.weights_strides)
-        self._parameter = Memory(layout, F32 if self._is_first else None)
+        self._parameter = Memory(layout, F32 if normalization else None)
         self._copies: list[tuple[Memory, Primitive]] = []  # a few: kernels choose among few layouts
 
     def in_layout(self, layout: Descriptor) -> Memory:
@@ -124,8 +153,9 @@ class Weights:
     def refresh(self) -> None:
         """Take over the values of the Paddle parameters."""
         self.bias.array[:] = self._bias.numpy()
-        if self._is_first:
-            self._parameter.array[:] = blocks_to_channels(self._weight.numpy()).ravel() * PIXEL_SCALE
+        if self._normalization:
+            weights = blocks_to_channels(self._weight.numpy()).ravel()
+            self._parameter.array[:] = weights * self._normalization.scale
         else:
             self._parameter.point_to(self._weight.data_ptr())
         with onednn.num_threads(1):
@@ -203,7 +233,9 @@ class WeightsGradient:
 class InputSlice:
     """conv1, from bytes to activations and from their gradients to its own, on `samples` samples of a batch."""
 
-    def __init__(self, layer: Layer, weights: Weights, samples: int, training: bool) -> None:
+    def __init__(
+        self, layer: Layer, weights: Weights, normalization: Normalization, samples: int, training: bool
+    ) -> None:
         side = layer.source[1]
         # A row of 4 pixels in a block is one 32-bit word: words are moved first, then bytes converted.
         shape = samples, 4, side, 4, side  # frame, row of blocks, row in the block, column of blocks
@@ -212,7 +244,11 @@ class InputSlice:
         pixels = Memory(activation(samples, layer.source, U8))
         pixels.point_to(self._words.address)
         source = Memory(activation(samples, layer.source, weights.data_type), weights.data_type)
-        self._load = onednn.reorder(self._obs, self._words), onednn.reorder(pixels, source)
+        self._load = (
+            onednn.reorder(self._obs, self._words),
+            onednn.reorder(pixels, source),
+            onednn.subtract(source, normalization.mean),
+        )
         self._result = Memory(activation(samples, layer.result, weights.data_type))
         self._forward = forward_primitive(layer, weights, source, self._result)
         if training:

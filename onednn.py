@@ -26,12 +26,12 @@ _NUMPY_TYPES = {BF16: np.uint16, F32: np.float32, S32: np.int32, U8: np.uint8}
 # dnnl_prop_kind_t
 FORWARD_TRAINING, FORWARD_INFERENCE = 64, 96
 # Where a primitive takes or puts a tensor (DNNL_ARG_*).
-SOURCE, RESULT, WEIGHTS, BIAS = 1, 17, 33, 41
+SOURCE, SECOND_SOURCE, RESULT, WEIGHTS, BIAS = 1, 2, 17, 33, 41
 SOURCE_GRADIENT, RESULT_GRADIENT, WEIGHTS_GRADIENT, BIAS_GRADIENT = 129, 145, 161, 169
 # dnnl_query_t: the layout that a primitive chose for one of its tensors.
 _QUERIES = {SOURCE: 129, SOURCE_GRADIENT: 130, WEIGHTS: 131, WEIGHTS_GRADIENT: 132, RESULT: 133}
 _QUERY_IMPLEMENTATION = 8
-_CPU, _IN_ORDER, _TAG_ANY, _DIRECT_CONVOLUTION, _RELU = 1, 1, 1, 1, 0x20
+_CPU, _IN_ORDER, _TAG_ANY, _DIRECT_CONVOLUTION, _RELU, _SUBTRACTION = 1, 1, 1, 1, 0x20, 0x1FFF5
 _STATUS = {1: "out of memory", 2: "invalid arguments", 3: "unimplemented", 6: "runtime error", 7: "not required"}
 
 
@@ -196,6 +196,13 @@ def reorder(source: Memory, result: Memory) -> Primitive:
     engine = _engine()
     operation = Operation("reorder", source.descriptor, engine, result.descriptor, engine, None)
     return Primitive(operation, {SOURCE: source, RESULT: result})
+
+
+def subtract(minuend: Memory, subtrahend: Memory) -> Primitive:
+    """`minuend -= subtrahend`, of one data type; axes of length 1 of the latter are repeated."""
+    tensors = minuend.descriptor, subtrahend.descriptor, minuend.descriptor
+    operation = Operation("binary", _engine(), _SUBTRACTION, *tensors, None)
+    return Primitive(operation, {SOURCE: minuend, SECOND_SOURCE: subtrahend, RESULT: minuend})
 
 
 def _relu_attribute() -> _Object:

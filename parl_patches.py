@@ -8,6 +8,7 @@ import multiprocessing.connection
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -130,7 +131,14 @@ def _patch_client(module: Any) -> None:
 
 
 def _patch_class_location(module: Any) -> None:
-    plain_locate = module.locate_remote_file
+    plain_locate, plain_dump = module.locate_remote_file, module.dump_remote_class
+    one_at_a_time = threading.Lock()
+
+    def dump_remote_class(cls: type) -> bytes:
+        # Each new actor's thread parses the source; before Python 3.13 two at once fail now and then with
+        # "AST constructor recursion depth mismatch" (CPython issue 106905).
+        with one_at_a_time:
+            return plain_dump(cls)
 
     def locate_remote_file(module_path: str) -> tuple[str, bool]:
         client = current_client()
@@ -144,7 +152,7 @@ def _patch_class_location(module: Any) -> None:
             )
         return os.path.join(".", name), False
 
-    module.locate_remote_file = locate_remote_file
+    module.locate_remote_file, module.dump_remote_class = locate_remote_file, dump_remote_class
 
 
 def _patch_master(module: Any) -> None:

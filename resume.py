@@ -35,6 +35,7 @@ FIXED = {
     "max_episode_frames": "its running games were begun that way",
     "actor_num": "its saved environments and random numbers are of that many actors",
     "env_num": "its saved environments and random numbers are of that many environments",
+    "normalize_observations": "its weights fit the pixels as they were scaled",
     "optimizer": "its saved optimizer is of that kind",
     "seed": "its random numbers go on from where they were",
     "init_from": "its weights come from its own checkpoint",

@@ -31,7 +31,7 @@ from atari_agent import AtariAgent, create_agent, resolve_device
 from background_evaluation import PeriodicEvaluation
 from checkpoint import Checkpoint
 from engines import Engine, create_engine
-from env_utils import action_num
+from env_utils import action_num, observation_statistics
 from metrics import Metrics, log_to_console, log_to_file
 from resume import CheckpointSaver, find_checkpoint, initial_weights, metrics_state, restore
 from rollout import Trajectory, join
@@ -110,6 +110,17 @@ def update(config: A2CConfig, engine: Engine, agent: AtariAgent, metrics: Metric
     metrics.add(config.batch_size, episodes, losses, seconds)
 
 
+def normalize_observations(config: A2CConfig, agent: AtariAgent) -> None:
+    """Let the network see pixels relative to what random play shows; from then on this is part of its weights."""
+    start = time.perf_counter()
+    statistics = observation_statistics(config.env_name, config.env_dim, num_threads=cpu_threads.usable_cores())
+    agent.alg.model.normalize_observations(*statistics)
+    seconds = time.perf_counter() - start
+    logger.info(
+        "observations: random play has a standard deviation of %.1f grey levels (%.1f s)", statistics.std, seconds
+    )
+
+
 def run(
     config: A2CConfig,
     run_directory: RunDirectory,
@@ -132,6 +143,8 @@ def run(
         agent = create_agent(config, action_num(config.env_name), device)
         if weights:
             agent.set_weights(weights)
+        if config.normalize_observations and not saved:
+            normalize_observations(config, agent)
         with create_engine(config, learner=agent if device == "cpu" else None) as engine:
             if saved:
                 restore(saved, agent, engine)

@@ -36,6 +36,7 @@ def _model(env_dim: int) -> AtariModel:
     model = AtariModel(action_num=6, env_dim=env_dim)
     for parameter in _parameters(model)[1::2]:  # a bias of zero would hide that it is forgotten
         parameter.set_value(0.1 * paddle.randn(parameter.shape))
+    model.normalize_observations(255 * np.random.default_rng(1).random((env_dim, env_dim)), std=70.0)
     return model
 
 
@@ -44,7 +45,7 @@ def _parameters(model: AtariModel) -> list[paddle.Tensor]:
 
 
 def _trunk(model: AtariModel, **settings: object) -> CpuTrunk:
-    return CpuTrunk(_parameters(model), model.env_dim, **settings)
+    return CpuTrunk(_parameters(model), model.obs_mean, model.obs_std, **settings)
 
 
 def _random_obs(rng: np.random.Generator, batch: int, env_dim: int = ENV_DIM) -> np.ndarray:
@@ -270,6 +271,22 @@ def test_making_and_forgetting_plans_does_not_leak(model, rng):
     assert _resident_mb() - before < 30
 
 
+def test_a_new_normalization_reaches_kernels_that_are_in_use(model, rng):
+    trunk, obs = _trunk(model), _random_obs(rng, 5)
+    before = trunk.infer(obs)
+    model.normalize_observations(255 * rng.random((ENV_DIM, ENV_DIM)), std=30.0)
+    trunk.refresh()
+    assert _error(trunk.infer(obs), before) > 0.1
+    _assert_equals_plain_layers(model, trunk, obs, rng, TOLERANCE["fp32"])
+
+
+def test_a_normalization_of_another_size_or_without_spread_is_refused(model):
+    with pytest.raises(ValueError, match=r"mean is \[84, 84\] and std 4.0, not \[44, 44\]"):
+        model.normalize_observations(np.zeros((84, 84)), std=4.0)
+    with pytest.raises(ValueError, match="std 0.0"):
+        model.normalize_observations(np.zeros((ENV_DIM, ENV_DIM)), std=0.0)
+
+
 def test_wrong_arguments_are_named(model, rng):
     trunk = _trunk(model)
     with pytest.raises(ValueError, match=r"float64 \[2, 4, 84, 84\], not uint8"):
@@ -277,9 +294,9 @@ def test_wrong_arguments_are_named(model, rng):
     with pytest.raises(ValueError, match=r"uint8 \[2, 4, 64, 64\]"):
         trunk.features(_random_obs(rng, 2, 64))
     with pytest.raises(ValueError, match="env_dim is 82"):
-        CpuTrunk(_parameters(model), env_dim=82)
+        CpuTrunk(_parameters(model), paddle.zeros([82, 82]), model.obs_std)
     with pytest.raises(ValueError, match="parameters have"):
-        CpuTrunk(_parameters(model)[::-1], ENV_DIM)
+        CpuTrunk(_parameters(model)[::-1], model.obs_mean, model.obs_std)
     with pytest.raises(ValueError, match="'fp16'"):
         unavailable_reason("fp16")
 

@@ -26,7 +26,10 @@ def make_config(**settings):
 
 
 def make_agent(config):
-    return create_agent(config, action_num(config.env_name), "cpu")
+    agent = create_agent(config, action_num(config.env_name), "cpu")
+    # Remote actors get it along with the weights.
+    agent.alg.model.normalize_observations(np.full((config.env_dim, config.env_dim), 87.0), std=16.0)
+    return agent
 
 
 def updated_weights(engine, config, updates, agent=None):
@@ -106,7 +109,7 @@ def test_local_and_parl_give_equal_trajectories_and_equal_weights(cluster):
         remote_weights = updated_weights(remote, config, 3)
     for name in weights:
         np.testing.assert_array_equal(local_weights[name], remote_weights[name])
-        assert name == "value_head.bias" or (local_weights[name] != weights[name]).any()
+        assert name in ("value_head.bias", "obs_mean", "obs_std") or (local_weights[name] != weights[name]).any()
 
 
 def test_a_killed_job_is_an_error_that_names_the_actor_and_comes_at_once(cluster):

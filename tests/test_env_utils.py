@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from atari_wrappers import NOOP
-from env_utils import make_env, make_vector_env
+from env_utils import make_env, make_vector_env, observation_statistics
 
 FIRE = 1  # in Breakout
 # Breakout with noop_max=0 and FIRE only: the paddle rests, and each of the 5 balls is lost at these steps.
@@ -51,6 +51,19 @@ def test_vector_and_single_env_agree_for_the_same_seed_and_actions(env_name, max
                 obs, _ = env.reset()
             np.testing.assert_array_equal(vector_step.obs[i], obs)
     assert ended_games == sum(len(step.episodes) for step in vector_steps) >= 2
+
+
+def test_observation_statistics_are_those_of_random_play_whatever_the_threads():
+    settings = {"env_dim": 44, "env_num": 4, "steps": 60}
+    statistics = observation_statistics("PongNoFrameskip-v4", **settings)
+    again = observation_statistics("PongNoFrameskip-v4", num_threads=2, **settings)
+    np.testing.assert_array_equal(statistics.mean, again.mean)
+    assert statistics.std == again.std
+    env, rng = make_vector_env("PongNoFrameskip-v4", 4, env_dim=44), np.random.default_rng(0)
+    _, steps = vector_rollout(env, rng.integers(env.action_num, size=(60, 4)))
+    frames = np.array([step.obs[:, -1] for step in steps], dtype=np.float64)
+    np.testing.assert_allclose(statistics.mean, frames.mean(axis=(0, 1)), atol=1e-4)
+    assert statistics.std == pytest.approx(np.sqrt(frames.var(axis=(0, 1)).mean()), rel=1e-6)
 
 
 def test_vector_and_single_env_agree_at_other_sizes():

@@ -18,7 +18,8 @@ from visualdl import LogReader
 from a2c_config import A2CConfig
 from atari_agent import create_agent
 from engines import LocalEngine
-from env_utils import action_num
+from env_utils import action_num, observation_statistics
+from evaluate import load_agent
 from metrics import Metrics, RunDirectory
 from train import interrupts_deferred, train
 
@@ -75,6 +76,19 @@ def test_the_same_seed_gives_the_same_weights_after_20_updates_and_another_does_
     for name in first:
         np.testing.assert_array_equal(first[name], second[name])
     assert any((first[name] != other[name]).any() for name in first)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_the_saved_weights_hold_how_pixels_are_scaled(tmp_path, normalize):
+    option = "--normalize_observations" if normalize else "--no-normalize_observations"
+    assert run_train(tmp_path, "--max_sample_steps", 80, "--env_dim", 44, option).returncode == 0
+    weights = load_agent(tmp_path)[0].get_weights()
+    if not normalize:
+        assert not weights["obs_mean"].any() and weights["obs_std"] == 255
+    else:
+        expected = observation_statistics("PongNoFrameskip-v4", 44)
+        np.testing.assert_array_equal(weights["obs_mean"], expected.mean.round())
+        assert weights["obs_std"] == pytest.approx(expected.std)
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
