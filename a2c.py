@@ -66,12 +66,20 @@ def clip_gradients(parameters: list[paddle.Tensor], max_grad_norm: float) -> flo
 
 
 class A2C(parl.Algorithm):
-    """One synchronous, on-policy gradient step per batch."""
+    """One synchronous, on-policy gradient step per batch.
 
-    def __init__(self, model: parl.Model, config: A2CConfig) -> None:
+    Args:
+        model: the network.
+        config: the run's settings.
+        compiled: learn with the network as one graph (`paddle.jit.to_static`), for a GPU, which waits for
+            Python between small kernels; the CPU kernels cannot be traced.
+    """
+
+    def __init__(self, model: parl.Model, config: A2CConfig, compiled: bool = False) -> None:
         super().__init__(model)
         self.config = config
         self.optimizer = _make_optimizer(config, model.parameters())
+        self._forward = paddle.jit.to_static(model.forward) if compiled else model.forward
 
     def predict(self, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return `logits` float32 [N, A] and `values` float32 [N] of `obs` uint8 [N, 4, D, D]."""
@@ -122,10 +130,8 @@ class A2C(parl.Algorithm):
             FloatingPointError: where the loss or a gradient is not finite; the weights are left as they were.
         """
         place = self.model.place
-        logits, values = self.model(obs)
         losses = a2c_loss(
-            logits,
-            values,
+            *self._forward(self.model.as_input(obs)),
             *(paddle.to_tensor(array, place=place) for array in (actions, advantages, target_values)),
             self.config.vf_loss_coeff,
             self.config.entropy_coeff,

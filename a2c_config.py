@@ -83,7 +83,7 @@ class A2CConfig:
     device: str = _setting("auto", "where to learn: auto, cpu, gpu or gpu:N")
     precision: str = _setting(
         "auto",
-        "of the network's arithmetic: auto = bf16 on a CPU that computes it in hardware, else fp32",
+        "of the network's products: auto = bf16 on a CPU that computes it in hardware, else fp32",
         choices=("auto", "fp32", "bf16"),
     )
 

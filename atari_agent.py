@@ -99,7 +99,9 @@ def create_agent(config: A2CConfig, action_num: int, device: str) -> AtariAgent:
     model = AtariModel(action_num, config.env_dim)
     if device == "cpu":
         _use_cpu_kernels(model, config.precision)
-    return AtariAgent(A2C(model, config))
+    elif config.precision == "bf16":
+        model.use_mixed_precision()
+    return AtariAgent(A2C(model, config, compiled=device != "cpu"))
 
 
 def _use_cpu_kernels(model: AtariModel, precision: str) -> None:

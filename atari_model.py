@@ -43,6 +43,7 @@ class AtariModel(parl.Model):
         self.register_buffer("obs_std", paddle.full([1], 255.0))
         self.action_num, self.env_dim = action_num, env_dim
         self._trunk: CpuTrunk | None = None
+        self._mixed_precision = False
 
     def use_cpu_kernels(self, precision: str, train_threads: int) -> None:
         """Run the trunk on `cpu_kernels.py` from now on; arguments and errors as those of `CpuTrunk`.
@@ -53,6 +54,10 @@ class AtariModel(parl.Model):
         parameters = [parameter for layer in affine for parameter in (layer.weight, layer.bias)]
         self._trunk = CpuTrunk(parameters, self.obs_mean, self.obs_std, precision, train_threads)
         self.refresh()
+
+    def use_mixed_precision(self) -> None:
+        """Let a GPU compute the trunk's products in bf16 from now on; weights and gradients stay float32."""
+        self._mixed_precision = True
 
     def refresh(self) -> None:
         """Take over the parameters' values into what the CPU kernels work on."""
@@ -74,7 +79,7 @@ class AtariModel(parl.Model):
             std: grey levels.
         """
         if list(mean.shape) != self.obs_mean.shape or not std > 0:
-            raise ValueError(f"mean is {list(mean.shape)} and std {std}, not {self.obs_mean.shape} and above 0")
+            raise ValueError(f"mean is {list(mean.shape)} and std {std}, not {list(self.obs_mean.shape)} and above 0")
         self.obs_mean.set_value(np.rint(mean).astype(np.float32))
         self.obs_std.set_value(np.array([std], np.float32))
         self.refresh()
@@ -89,8 +94,13 @@ class AtariModel(parl.Model):
         """The device that holds the weights."""
         return self.fc.weight.place
 
-    def forward(self, obs: np.ndarray) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return `logits` float32 [B, A] and `values` float32 [B] of `obs` uint8 [B, 4, D, D]."""
+    def as_input(self, obs: np.ndarray) -> np.ndarray | paddle.Tensor:
+        """`obs` as `forward` wants them: uint8 [B, 4, D, D], on the device where the plain layers run."""
+        # Frames travel as bytes and are scaled where the network runs: a quarter of the traffic.
+        return obs if self._trunk else paddle.to_tensor(obs, place=self.place)
+
+    def forward(self, obs: np.ndarray | paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Return `logits` float32 [B, A] and `values` float32 [B] of `as_input(obs)`."""
         features = self._features(obs)
         return self.policy_head(features), self.value_head(features).squeeze(-1)
 
@@ -101,7 +111,7 @@ class AtariModel(parl.Model):
             outputs = self._trunk.infer(obs) @ self._heads_weight + self._heads_bias
             return outputs[:, :-1], outputs[:, -1]
         with paddle.no_grad():
-            logits, values = self.forward(obs)
+            logits, values = self.forward(self.as_input(obs))
         return logits.numpy(), values.numpy()
 
     def set_weights(self, weights: dict[str, np.ndarray]) -> None:
@@ -119,11 +129,12 @@ class AtariModel(parl.Model):
             parameter.set_value(weights[name])
         self.refresh()
 
-    def _features(self, obs: np.ndarray) -> paddle.Tensor:
+    def _features(self, obs: np.ndarray | paddle.Tensor) -> paddle.Tensor:
         if self._trunk:
             return self._trunk.features(obs)
-        # Frames travel as bytes and are scaled where the network runs: a quarter of the traffic.
-        hidden = (paddle.to_tensor(obs, place=self.place).astype("float32") - self.obs_mean) / self.obs_std
-        for convolution in self.convolutions:
-            hidden = F.relu(convolution(hidden))
-        return F.relu(self.fc(hidden.flatten(1)))
+        hidden = (obs.astype("float32") - self.obs_mean) / self.obs_std
+        with paddle.amp.auto_cast(self._mixed_precision, dtype="bfloat16"):
+            for convolution in self.convolutions:
+                hidden = F.relu(convolution(hidden))
+            features = F.relu(self.fc(hidden.flatten(1)))
+        return features.astype("float32")

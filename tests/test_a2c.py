@@ -112,6 +112,22 @@ def test_learning_from_one_batch_raises_the_chance_of_good_actions(rng, optimize
     assert losses["grad_norm"] > 0
 
 
+def test_the_compiled_learner_of_a_gpu_learns_the_same_as_the_plain_one():
+    weights, losses = [], []
+    for compiled in (False, True):
+        paddle.seed(0)
+        a2c = A2C(AtariModel(6, env_dim=44), small_config(), compiled)  # on Paddle's own layers, as on a GPU
+        rng = np.random.default_rng(0)
+        obs = rng.integers(1, 256, (8, 4, 44, 44), dtype=np.uint8)
+        batch = rng.integers(6, size=8), *rng.normal(size=(2, 8)).astype(np.float32)
+        losses.append([a2c.learn(obs, *batch, sample_steps=0) for _ in range(3)])
+        weights.append(a2c.model.get_weights())
+    for plain, compiled in zip(*losses, strict=True):
+        assert plain == pytest.approx(compiled, rel=1e-4)
+    for name, plain in weights[0].items():
+        np.testing.assert_allclose(plain, weights[1][name], atol=1e-5, err_msg=name)
+
+
 def test_diverged_gradients_stop_the_run_and_leave_the_weights(rng):
     agent = create_agent(small_config(normalize_advantages=False), 6, "cpu")
     obs, actions, advantages, targets = random_learning_batch(rng)

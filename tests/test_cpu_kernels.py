@@ -69,7 +69,7 @@ def _assert_equals_plain_layers(
     model: AtariModel, trunk: CpuTrunk, obs: np.ndarray, rng: np.random.Generator, tolerance: float
 ) -> None:
     weights = rng.normal(size=(len(obs), 512)).astype(np.float32)
-    plain = model._features(obs)
+    plain = model._features(paddle.to_tensor(obs))
     features = trunk.features(obs)
     assert _error(features.numpy(), plain.numpy()) < tolerance
     assert _error(trunk.infer(obs), plain.numpy()) < tolerance
@@ -104,7 +104,7 @@ def test_activations_kept_while_acting_give_the_gradients_of_the_whole_batch(ful
     trunk.infer(_random_obs(rng, 4, 84))  # not of the batch, as the bootstrap observations are not
     trunk.training_plan(12)._forward = None  # a second forward pass would fail
     features = trunk.features(batch_obs)
-    plain = full_model._features(obs)
+    plain = full_model._features(paddle.to_tensor(obs))
     assert _error(features.numpy(), plain.numpy()) < TOLERANCE[precision]
     expected = _gradients(full_model, plain, weights)
     for actual, wanted in zip(_gradients(full_model, features, weights), expected, strict=True):
