@@ -6,6 +6,7 @@ A plain class: `engines.py` runs it in this process or turns it into a remote on
 import pickle
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import cpu_threads
@@ -113,4 +114,6 @@ class Actor:
 def local_actors(config: A2CConfig, agent: AtariAgent) -> list[Actor]:
     """All actors of a run in this process, sharing `agent` and the cores."""
     threads = cpu_threads.env_threads(config.actor_num, config.env_num)
-    return [Actor(config, index, agent, threads) for index in range(config.actor_num)]
+    # At once: the emulator needs some 0.1 s of a core for each environment's first game.
+    with ThreadPoolExecutor(config.actor_num) as pool:
+        return list(pool.map(lambda index: Actor(config, index, agent, threads), range(config.actor_num)))
