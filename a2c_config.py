@@ -40,7 +40,7 @@ class A2CConfig:
 
     # What is played
     env_name: str = _setting("PongNoFrameskip-v4", "the game, e.g. BreakoutNoFrameskip-v4 or ALE/Pong-v5")
-    env_dim: int = _setting(84, "side of the square grey observation, pixels", minimum=36, maximum=210)
+    env_dim: int = _setting(44, "side of the square grey observation, pixels", minimum=36, maximum=210)
     episodic_life: bool = _setting(False, "learn from a lost life as from an end (scores stay whole games)")
     max_episode_frames: int = _setting(
         108_000, "time limit of a game, emulator frames (108,000 = 30 min of play)", minimum=4
@@ -57,7 +57,7 @@ class A2CConfig:
     )
     ray_address: str | None = _setting(None, "Ray cluster, HOST:PORT, for --engine ray [a Ray on this machine]")
     actor_num: int = _setting(2, "actors; on PARL or Ray each needs one vacant CPU", minimum=1)
-    env_num: int = _setting(16, "environments per actor", minimum=1)
+    env_num: int = _setting(8, "environments per actor", minimum=1)
     sample_batch_steps: int = _setting(8, "sample steps per environment and update", minimum=1)
     overlap: bool = _setting(False, "sample the next batch while learning from this one: one update behind")
     actor_timeout_s: float = _setting(120.0, "longest wait for one actor's answer, s", above=0)
@@ -65,7 +65,7 @@ class A2CConfig:
 
     # How it learns
     max_sample_steps: int = _setting(
-        3_000_000, "length of the run, sample steps (1 sample step = 4 emulator frames)", minimum=1
+        1_500_000, "length of the run, sample steps (1 sample step = 4 emulator frames)", minimum=1
     )
     gamma: float = _setting(0.99, "discount per sample step", minimum=0, maximum=1)
     gae_lambda: float = _setting(0.95, "lambda of the advantage estimate", minimum=0, maximum=1)
@@ -73,9 +73,9 @@ class A2CConfig:
     optimizer_epsilon: float = _setting(1e-5, "epsilon of the update rule", above=0)
     start_lr: float = _setting(7e-4, "learning rate at the start; falls linearly to 0 over the run", above=0)
     vf_loss_coeff: float = _setting(0.5, "weight of the value loss", minimum=0)
-    entropy_coeff: float = _setting(0.01, "weight of the entropy bonus; positive rewards entropy", minimum=0)
+    entropy_coeff: float = _setting(0.003, "weight of the entropy bonus; positive rewards entropy", minimum=0)
     max_grad_norm: float = _setting(0.5, "clip the gradients' global norm to this; 0 = no clip", minimum=0)
-    normalize_advantages: bool = _setting(True, "scale advantages to mean 0, standard deviation 1 per batch")
+    normalize_advantages: bool = _setting(False, "scale advantages to mean 0, standard deviation 1 per batch")
     normalize_observations: bool = _setting(
         True, "centre and scale the pixels by what random play shows; else only divide them by 255"
     )
@@ -109,7 +109,7 @@ class A2CConfig:
         for setting in dataclasses.fields(self):
             _check_limits(setting, getattr(self, setting.name))
         if self.env_dim % 4:
-            raise ConfigError(f"env_dim is {self.env_dim}, but must be a multiple of 4; the default is 84")
+            raise ConfigError(f"env_dim is {self.env_dim}, but must be a multiple of 4, such as 44 or 84")
         if self.batch_size > self.max_sample_steps:
             raise ConfigError(
                 f"max_sample_steps is {self.max_sample_steps}, less than one update's batch of "
@@ -185,18 +185,30 @@ class Preset:
     settings: dict[str, Any]
 
 
-PRESETS = {
-    "parl": Preset(
-        "the classic run of PARL's A2C example: 5 actors x 5 environments x 20 steps",
+PRESETS: dict[str, Preset] = {
+    "pong": Preset("the defaults: they solve Pong soonest on two cores (docs/tuning.md says what was tried)", {}),
+    "atari": Preset(
+        "for any game: the usual 84 pixels, a lost life counts while learning, more exploration, 10 M sample steps",
         {
+            "env_dim": 84,
+            "env_num": 16,
+            "episodic_life": True,
+            "entropy_coeff": 0.01,
+            "max_sample_steps": 10_000_000,
+        },
+    ),
+    "parl": Preset(
+        "the classic run of PARL's A2C example: 5 actors x 5 environments x 20 steps, plain pixels",
+        {
+            "env_dim": 84,
             "actor_num": 5,
             "env_num": 5,
             "sample_batch_steps": 20,
-            "env_dim": 84,
+            "normalize_observations": False,
             "start_lr": 1e-3,
-            "max_sample_steps": 10_000_000,
             "gae_lambda": 1.0,
-            "normalize_advantages": False,
+            "entropy_coeff": 0.01,
+            "max_sample_steps": 10_000_000,
         },
     ),
 }
