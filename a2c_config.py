@@ -188,7 +188,7 @@ class Preset:
 PRESETS: dict[str, Preset] = {
     "pong": Preset("the defaults: they solve Pong soonest on two cores (docs/tuning.md says what was tried)", {}),
     "atari": Preset(
-        "for any game: the usual 84 pixels, a lost life counts while learning, more exploration, 10 M sample steps",
+        "any game: the usual 84 pixels, a lost life counts while learning, more exploration, 10 M sample steps",
         {
             "env_dim": 84,
             "env_num": 16,

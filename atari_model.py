@@ -78,8 +78,9 @@ class AtariModel(parl.Model):
             mean: [D, D], grey levels 0..255; rounded to whole ones.
             std: grey levels.
         """
-        if list(mean.shape) != self.obs_mean.shape or not std > 0:
-            raise ValueError(f"mean is {list(mean.shape)} and std {std}, not {list(self.obs_mean.shape)} and above 0")
+        shape = list(self.obs_mean.shape)
+        if list(mean.shape) != shape or not std > 0:
+            raise ValueError(f"mean is {list(mean.shape)} and std {std}, not {shape} and above 0")
         self.obs_mean.set_value(np.rint(mean).astype(np.float32))
         self.obs_std.set_value(np.array([std], np.float32))
         self.refresh()
