@@ -113,7 +113,7 @@ class Actor:
 
 def local_actors(config: A2CConfig, agent: AtariAgent) -> list[Actor]:
     """All actors of a run in this process, sharing `agent` and the cores."""
-    threads = cpu_threads.env_threads(config.actor_num, config.env_num)
+    threads = cpu_threads.env_threads(config.env_num)
     # At once: the emulator needs some 0.1 s of a core for each environment's first game.
     with ThreadPoolExecutor(config.actor_num) as pool:
         return list(pool.map(lambda index: Actor(config, index, agent, threads), range(config.actor_num)))

@@ -9,7 +9,7 @@ The learner then takes as many as `learner_threads` says. On a machine with C us
 | NumPy's BLAS | 1 | its products here are tiny |
 | inference | 1 | a batch of one actor is small; the other core steps environments |
 | learner | min(C, 8) | larger batches gain; past 8 the layers are too small to share out |
-| environments, `local` | C, shared out over the actors | C++ threads that sleep while they wait |
+| environments, `local` | min(C, envs) per actor | sharing C out over the actors leaves a core idle at times |
 | environments, remote actor | 1 | PARL gives each actor one CPU |
 """
 
@@ -46,6 +46,6 @@ def learner_threads() -> int:
     return min(usable_cores(), MAX_LEARNER_THREADS)
 
 
-def env_threads(actors_here: int, env_num: int) -> int:
-    """Threads that step one actor's `env_num` environments where `actors_here` share this machine."""
-    return max(1, min(env_num, usable_cores() // actors_here))
+def env_threads(env_num: int) -> int:
+    """Threads that step the `env_num` environments of each actor of this process."""
+    return min(env_num, usable_cores())

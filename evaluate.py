@@ -86,7 +86,7 @@ def _play_at_once(
         env_num,
         seed=env_seed,
         env_dim=config.env_dim,
-        num_threads=cpu_threads.env_threads(1, env_num),
+        num_threads=cpu_threads.env_threads(env_num),
         max_episode_frames=config.max_episode_frames,
     )
     games: dict[int, EpisodeStats] = {}

@@ -2,7 +2,7 @@
 
     python scripts/benchmark.py --quick                                      # a short round, 2 min; with peers 5
     python scripts/benchmark.py --peer_python peers/bin/python --json benchmark.json
-    python scripts/benchmark.py --parts env,local --rounds 3
+    python scripts/benchmark.py --parts env,local --rounds 3 --env_dim 44
     python scripts/benchmark.py --simulate_actors 1,8,64,256                 # how much the learner takes in
 
 All on the CPU, in processes of their own, one at a time; "1 core" means that the process is bound to one. A round
@@ -16,8 +16,8 @@ learning     uint8 batch to new weights: forward, loss, backward, clipping, Adam
 messages     What travels between the learner and one remote actor, pickled as the PARL engine does: ms and size.
 local        `train.py --engine local`, after its start; peak memory is that of the process.
 parl         The same with --engine parl, on a cluster of its own, each actor with the default environments.
-peers        Stable-Baselines3's A2C: same game, envs and steps, 4 frames stacked, no end at a lost life, else its
-             defaults. PyTorch's Nature CNN: the best of two memory layouts, and of 1 and more threads.
+peers        Stable-Baselines3's A2C: same game, size of frames, envs and steps, 4 frames stacked, no end at a lost
+             life, else its defaults. PyTorch's Nature CNN: the best of two memory layouts, and of 1 and more threads.
 additive limit
              cores / (core-seconds per sample step of env with 1 thread + inference for one actor + learning after
              acting), each measured alone on 1 core: the speed if nothing else cost anything.
@@ -73,7 +73,8 @@ def simulate(options: argparse.Namespace) -> list[dict]:
     records = []
     cores_in_use()
     for actor_num in options.simulate_actors:
-        arguments = {"env_name": options.env_name, "actor_num": actor_num, "seconds": options.seconds}
+        arguments = {"env_name": options.env_name, "env_dim": options.env_dim}
+        arguments |= {"actor_num": actor_num, "seconds": options.seconds}
         output = run_child(sys.executable, "benchmark_simulate.py", "learn", arguments)
         records.append(json.loads(output.strip().splitlines()[-1]))
         print(f"simulated {actor_num} actors", flush=True)
@@ -131,7 +132,8 @@ def run(options: argparse.Namespace) -> int:
     """Measure, print, save; return the exit status: 1 where any measurement failed."""
     peer = describe_peer(options.peer_python) if options.peer_python else None
     machine = describe_machine(options.env_name)
-    print(f"{machine['cpu']}, {machine['cores']} cores, {' and '.join(machine['precisions'])}")
+    chosen = f"{options.env_name} at {options.env_dim} x {options.env_dim} pixels"
+    print(f"{chosen} on {machine['cpu']}, {machine['cores']} cores, {' and '.join(machine['precisions'])}")
     for packages in (machine["packages"], peer["packages"] if peer else {}):
         print(", ".join(f"{package} {version}" for package, version in packages.items() if version))
     if machine["fallback"]:

@@ -55,6 +55,12 @@ def parse_options(argv: list[str] | None, description: str) -> argparse.Namespac
     )
     parser.add_argument("--parts", type=_parts, help=f"which of {','.join(PARTS)} [all but simulate]")
     parser.add_argument("--env_name", default="PongNoFrameskip-v4", help="the game [%(default)s]")
+    parser.add_argument(
+        "--env_dim",
+        type=_positive(int),
+        default=84,
+        help="side of the frames, pixels, of ours and of the peers [%(default)s, as in the literature]",
+    )
     parser.add_argument("--peer_python", metavar="PYTHON", help="a Python that has the peers' packages")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every value of every round there")
     parser.add_argument(
@@ -70,6 +76,8 @@ def parse_options(argv: list[str] | None, description: str) -> argparse.Namespac
             f"--env_name is {options.env_name}, but with --peer_python its name must end in {PEER_GAMES}, such as "
             "PongNoFrameskip-v4"
         )
+    if options.env_dim % 4 or options.env_dim < 36:
+        parser.error(f"--env_dim is {options.env_dim}; it must be a multiple of 4, and 36 or more")
     if options.json and not options.json.resolve().parent.is_dir():
         parser.error(f"there is no folder {options.json.resolve().parent} for --json")
     return options

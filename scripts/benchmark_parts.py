@@ -1,6 +1,7 @@
 """Measures one part of the trainer alone, for `benchmark.py`, which defines each row and chooses the cores.
 
-python scripts/benchmark_parts.py env '{"env_name": "ALE/Pong-v5", "env_num": 16, "threads": 1, "seconds": 2}'
+python scripts/benchmark_parts.py env \
+    '{"env_name": "ALE/Pong-v5", "env_dim": 84, "env_num": 16, "threads": 1, "seconds": 2}'
 """
 
 import json
@@ -67,9 +68,9 @@ def _version(package: str) -> str | None:
         return None
 
 
-def env(env_name: str, env_num: int, threads: int, seconds: float) -> list[Row]:
+def env(env_name: str, env_dim: int, env_num: int, threads: int, seconds: float) -> list[Row]:
     """The vector environment alone, under random actions drawn beforehand."""
-    vector_env = make_vector_env(env_name, env_num, seed=0, num_threads=threads)
+    vector_env = make_vector_env(env_name, env_num, seed=0, env_dim=env_dim, num_threads=threads)
     vector_env.reset()
     actions = np.random.default_rng(0).integers(vector_env.action_num, size=(1024, env_num))
     step_count = 0
@@ -84,11 +85,13 @@ def env(env_name: str, env_num: int, threads: int, seconds: float) -> list[Row]:
     return [row]
 
 
-def inference(env_name: str, batches: list[int], precisions: list[str], cores: int, seconds: float) -> list[Row]:
+def inference(
+    env_name: str, env_dim: int, batches: list[int], precisions: list[str], cores: int, seconds: float
+) -> list[Row]:
     """Bytes to actions and values: `AtariAgent.sample`."""
     rng, rows = np.random.default_rng(0), []
     for precision in precisions:
-        agent = _agent(env_name, precision)
+        agent = _agent(env_name, env_dim, precision)
         for batch in batches:
             obs = _random_batch(batch, agent)[0]
             call_s = seconds_per_call(lambda agent=agent, obs=obs: agent.sample(obs, rng), seconds)
@@ -96,11 +99,13 @@ def inference(env_name: str, batches: list[int], precisions: list[str], cores: i
     return rows
 
 
-def learning(env_name: str, batches: list[int], precisions: list[str], cores: int, seconds: float) -> list[Row]:
+def learning(
+    env_name: str, env_dim: int, batches: list[int], precisions: list[str], cores: int, seconds: float
+) -> list[Row]:
     """Bytes to new weights: `AtariAgent.learn` with a forward pass of its own."""
     rows = []
     for precision in precisions:
-        agent = _agent(env_name, precision)
+        agent = _agent(env_name, env_dim, precision)
         for batch in batches:
             arrays = _random_batch(batch, agent)
             call_s = seconds_per_call(lambda agent=agent, arrays=arrays: agent.learn(*arrays, 0), seconds)
@@ -108,9 +113,11 @@ def learning(env_name: str, batches: list[int], precisions: list[str], cores: in
     return rows
 
 
-def learning_after_acting(env_name: str, env_num: int, batch: int, precision: str, seconds: float) -> list[Row]:
+def learning_after_acting(
+    env_name: str, env_dim: int, env_num: int, batch: int, precision: str, seconds: float
+) -> list[Row]:
     """`AtariAgent.learn` where acting on the same observations, not timed here, did its forward pass."""
-    agent, rng = _agent(env_name, precision), np.random.default_rng(0)
+    agent, rng = _agent(env_name, env_dim, precision), np.random.default_rng(0)
     arrays = _random_batch(batch, agent)
     call_s = []
     while len(call_s) < 3 or sum(call_s[2:]) < seconds:  # the first two warm up
@@ -123,12 +130,12 @@ def learning_after_acting(env_name: str, env_num: int, batch: int, precision: st
     return [Row(network_row(AFTER_ACTING, batch, precision, 1), SAMPLES, batch / np.mean(call_s[2:]))]
 
 
-def messages(env_name: str, seconds: float) -> list[Row]:
+def messages(env_name: str, env_dim: int, seconds: float) -> list[Row]:
     """What travels between the learner and one remote actor of the default settings, per update."""
     from actor import Actor
 
-    config = A2CConfig(env_name=env_name, engine="local")
-    actor, learner = Actor(config, 0), _agent(env_name, "auto")
+    config = A2CConfig(env_name=env_name, env_dim=env_dim, engine="local")
+    actor, learner = Actor(config, 0), _agent(env_name, env_dim, "auto")
     weights = learner.get_weights()
     for version in range(2):  # the first trajectory begins with stacks that are still filling up
         trajectory = actor.collect(weights, version)
@@ -157,10 +164,10 @@ def messages(env_name: str, seconds: float) -> list[Row]:
     ]
 
 
-def _agent(env_name: str, precision: str) -> "AtariAgent":
+def _agent(env_name: str, env_dim: int, precision: str) -> "AtariAgent":
     from atari_agent import create_agent  # not above: the environment alone needs no Paddle
 
-    config = A2CConfig(env_name=env_name, engine="local", precision=precision)
+    config = A2CConfig(env_name=env_name, env_dim=env_dim, engine="local", precision=precision)
     return create_agent(config, action_num(env_name), "cpu")
 
 

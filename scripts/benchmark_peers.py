@@ -49,7 +49,9 @@ def describe() -> dict:
     return {"missing": missing, "packages": versions}
 
 
-def stable_baselines3(env_name: str, env_num: int, steps: int, vec_env: str, seconds: float) -> list[Row]:
+def stable_baselines3(
+    env_name: str, env_dim: int, env_num: int, steps: int, vec_env: str, seconds: float
+) -> list[Row]:
     """A2C as its users run it, whole updates only, from the fourth on. `vec_env`: Dummy or Subproc."""
     from stable_baselines3 import A2C
     from stable_baselines3.common import vec_env as vec_envs
@@ -74,7 +76,7 @@ def stable_baselines3(env_name: str, env_num: int, steps: int, vec_env: str, sec
         f"ale_py:{env_name}",  # the worker processes of Subproc must import ale_py, too
         n_envs=env_num,
         seed=0,
-        wrapper_kwargs={"terminal_on_life_loss": False},
+        wrapper_kwargs={"terminal_on_life_loss": False, "screen_size": env_dim},
         vec_env_cls=getattr(vec_envs, f"{vec_env}VecEnv"),
     )
     env = vec_envs.VecFrameStack(env, n_stack=4)
@@ -85,7 +87,13 @@ def stable_baselines3(env_name: str, env_num: int, steps: int, vec_env: str, sec
 
 
 def torch(
-    what: str, batches: list[int], precisions: list[str], threads: int, cores: list[int], seconds: float
+    what: str,
+    env_dim: int,
+    batches: list[int],
+    precisions: list[str],
+    threads: int,
+    cores: list[int],
+    seconds: float,
 ) -> list[Row]:
     """The Nature CNN in both memory layouts: forward; or forward, backward, clipping and Adam (fused).
 
@@ -100,26 +108,27 @@ def torch(
         for layout in (contiguous_format, channels_last):
             who = f"PyTorch, {str(layout).removeprefix('torch.')}, {threads} thread{'s' if threads > 1 else ''}"
             for batch in batches:
-                rate = batch / seconds_per_call(make(batch, precision, layout), seconds)
+                rate = batch / seconds_per_call(make(env_dim, batch, precision, layout), seconds)
                 rows += [Row(network_row(what, batch, precision, count), unit, rate, who) for count in cores]
     return rows
 
 
-def _torch_model(layout):
+def _torch_model(env_dim: int, layout):
     from torch import nn
 
+    side = ((env_dim // 4 - 1) - 4) // 2 - 1
     trunk = [nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3, 1)]
-    trunk += [nn.ReLU(), nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, ACTION_NUM + 1)]
+    trunk += [nn.ReLU(), nn.Flatten(), nn.Linear(64 * side * side, 512), nn.ReLU(), nn.Linear(512, ACTION_NUM + 1)]
     return nn.Sequential(*trunk).to(memory_format=layout)
 
 
-def _torch_inference(batch: int, precision: str, layout) -> Callable[[], object]:
+def _torch_inference(env_dim: int, batch: int, precision: str, layout) -> Callable[[], object]:
     """Bytes to logits and values in NumPy, at the precision's fastest: bf16 weights, no casting per call."""
     import torch
 
     data_type = torch.bfloat16 if precision == "bf16" else torch.float32
-    model = _torch_model(layout).to(data_type)
-    obs = torch.randint(256, (batch, 4, 84, 84), dtype=torch.uint8)
+    model = _torch_model(env_dim, layout).to(data_type)
+    obs = torch.randint(256, (batch, 4, env_dim, env_dim), dtype=torch.uint8)
 
     @torch.inference_mode()
     def infer():
@@ -129,14 +138,14 @@ def _torch_inference(batch: int, precision: str, layout) -> Callable[[], object]
     return infer
 
 
-def _torch_update(batch: int, precision: str, layout) -> Callable[[], object]:
+def _torch_update(env_dim: int, batch: int, precision: str, layout) -> Callable[[], object]:
     """Bytes to new float32 weights, in bf16 by autocast."""
     import torch
     from torch import nn
 
-    model = _torch_model(layout)
+    model = _torch_model(env_dim, layout)
     optimizer = torch.optim.Adam(model.parameters(), 7e-4, eps=1e-5, fused=True)
-    obs = torch.randint(256, (batch, 4, 84, 84), dtype=torch.uint8)
+    obs = torch.randint(256, (batch, 4, env_dim, env_dim), dtype=torch.uint8)
     actions = torch.randint(ACTION_NUM, (batch, 1))
     advantages, target_values = torch.randn(2, batch)
     casting = functools.partial(torch.autocast, "cpu", torch.bfloat16, enabled=precision == "bf16")

@@ -60,7 +60,7 @@ class Plan:
 
     def __init__(self, options: argparse.Namespace, machine: dict, missing: dict | None) -> None:
         self.options, self.machine, self.missing = options, machine, missing
-        self.config = A2CConfig(env_name=options.env_name)
+        self.config = A2CConfig(env_name=options.env_name, env_dim=options.env_dim)
         self.part_s, self.trainer_s = options.seconds / 5, options.seconds
         self.steps: list[Step] = []
         self._parts()
@@ -71,12 +71,12 @@ class Plan:
             self.steps.append(Step(part, label, functools.partial(measure, *arguments)))
 
     def _ours(self, part: str, label: str, cores: int = 0, name: str = "", /, **arguments: Any) -> None:
-        arguments |= {"env_name": self.options.env_name, "seconds": self.part_s}
+        arguments |= {"env_name": self.config.env_name, "env_dim": self.config.env_dim, "seconds": self.part_s}
         self._add(part, label, _rows_of, sys.executable, "benchmark_parts.py", name or part, arguments, cores)
 
     def _peer(self, part: str, label: str, name: str, cores: int = 0, /, **arguments: Any) -> None:
         if self.missing and not self.missing[name]:
-            peer = self.options.peer_python
+            peer, arguments = self.options.peer_python, {"env_dim": self.config.env_dim} | arguments
             self._add(part, label, _rows_of, peer, "benchmark_peers.py", name, arguments, cores)
 
     def _parts(self) -> None:
@@ -112,17 +112,18 @@ class Plan:
             )
 
     def _trainers(self) -> None:
-        config, cores, env_name = self.config, self.machine["cores"], self.options.env_name
+        config, cores = self.config, self.machine["cores"]
+        game = config.env_name, config.env_dim
         actor_num, steps = config.actor_num, config.sample_batch_steps
         default = (actor_num * config.env_num, steps)
         for env_num, steps_there in dict.fromkeys((CLASSIC, default)):
             actors = actor_num if env_num % actor_num == 0 else 1
-            arguments = (env_name, actors, env_num // actors, steps_there, self.trainer_s)
+            arguments = (*game, actors, env_num // actors, steps_there, self.trainer_s)
             self._add("local", f"{env_num} envs x {steps_there} steps", trainers.local, *arguments)
             for vec_env in ("Dummy", "Subproc"):
                 self._peer(
                     *("local", f"Stable-Baselines3 {vec_env}, {env_num} x {steps_there}", "stable_baselines3"),
-                    env_name=env_name,
+                    env_name=config.env_name,
                     env_num=env_num,
                     steps=steps_there,
                     vec_env=vec_env,
@@ -134,7 +135,7 @@ class Plan:
         runs = [(count, False) for count in counts]
         if actor_num in counts and not self.options.quick:
             runs.append((actor_num, True))
-        arguments = (env_name, runs, config.env_num, steps, counts[-1], self.trainer_s)
+        arguments = (*game, runs, config.env_num, steps, counts[-1], self.trainer_s)
         self._add("parl", f"{', '.join(map(str, counts))} actors", trainers.parl, *arguments)
 
 

@@ -1,6 +1,7 @@
 """How much a learner takes in from many actors, for `benchmark.py --simulate_actors`.
 
-    python scripts/benchmark_simulate.py learn '{"env_name": "PongNoFrameskip-v4", "actor_num": 64, "seconds": 4}'
+    python scripts/benchmark_simulate.py learn \
+        '{"env_name": "PongNoFrameskip-v4", "env_dim": 84, "actor_num": 64, "seconds": 4}'
 
 Stub actors, in one process of their own that does nothing else, answer each message of weights with a trajectory
 recorded from the real game, over ZeroMQ sockets of the loopback interface: one socket per actor, as PARL has.
@@ -28,7 +29,7 @@ STAGES = ("pack weights", "exchange messages", "unpack trajectories", "flatten",
 SAMPLE_BYTES = 2 * 4 * 84 * 84 + 200_000
 
 
-def learn(env_name: str, actor_num: int, seconds: float) -> dict:
+def learn(env_name: str, env_dim: int, actor_num: int, seconds: float) -> dict:
     """Feed a real learner from `actor_num` stub actors of the default settings for about `seconds`.
 
     Returns:
@@ -45,7 +46,7 @@ def learn(env_name: str, actor_num: int, seconds: float) -> dict:
     from atari_agent import create_agent
     from env_utils import action_num
 
-    config = A2CConfig(env_name=env_name, engine="local")
+    config = A2CConfig(env_name=env_name, env_dim=env_dim, engine="local")
     batch = actor_num * config.env_num * config.sample_batch_steps
     available = psutil.virtual_memory().available
     if batch * SAMPLE_BYTES > 0.8 * available:

@@ -36,13 +36,13 @@ def last_line(output: str) -> str:
     return next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "it said nothing")
 
 
-def local(env_name: str, actor_num: int, env_num: int, steps: int, seconds: float) -> list[Row]:
+def local(env_name: str, env_dim: int, actor_num: int, env_num: int, steps: int, seconds: float) -> list[Row]:
     """`train.py --engine local` with `actor_num` actors of `env_num` environments each, and its peak memory."""
     name = trainer_row("local", actor_num * env_num, steps)
     rate, peak_mb = _train(
         [
-            *("--engine", "local", "--env_name", env_name, "--actor_num", str(actor_num)),
-            *("--env_num", str(env_num), "--sample_batch_steps", str(steps)),
+            *("--engine", "local", "--env_name", env_name, "--env_dim", str(env_dim)),
+            *("--actor_num", str(actor_num), "--env_num", str(env_num), "--sample_batch_steps", str(steps)),
         ],
         seconds,
     )
@@ -50,14 +50,21 @@ def local(env_name: str, actor_num: int, env_num: int, steps: int, seconds: floa
 
 
 def parl(
-    env_name: str, runs: list[tuple[int, bool]], env_num: int, steps: int, cpu_num: int, seconds: float
+    env_name: str,
+    env_dim: int,
+    runs: list[tuple[int, bool]],
+    env_num: int,
+    steps: int,
+    cpu_num: int,
+    seconds: float,
 ) -> list[Row]:
     """`train.py --engine parl`, once for each (number of actors, overlap) of `runs`, on one cluster."""
     rows = []
     with cluster(cpu_num) as address:
         for actor_num, overlap in runs:
             options = [
-                *("--engine", "parl", "--master_address", address, "--env_name", env_name),
+                *("--engine", "parl", "--master_address", address),
+                *("--env_name", env_name, "--env_dim", str(env_dim)),
                 *("--actor_num", str(actor_num), "--env_num", str(env_num), "--sample_batch_steps", str(steps)),
             ]
             rate, _ = _train(options + ["--overlap"] * overlap, seconds)

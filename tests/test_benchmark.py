@@ -108,20 +108,20 @@ def test_parts_are_measured_and_every_round_is_saved(tmp_path):
     ],
 )
 def test_a_part_gives_a_row_for_each_batch(name, arguments, expected):
-    arguments |= {"env_name": GAME, "seconds": 0.05}
+    arguments |= {"env_name": GAME, "env_dim": 44, "seconds": 0.05}
     rows = parse_rows(benchmark_plan.run_child(sys.executable, "benchmark_parts.py", name, arguments, cores=1))
     assert len(rows) == expected and all(row.value > 0 for row in rows)
 
 
 def test_a_trainer_is_measured_as_a_user_starts_it():
-    speed, memory = benchmark_trainers.local(GAME, actor_num=1, env_num=2, steps=4, seconds=0.5)
+    speed, memory = benchmark_trainers.local(GAME, env_dim=44, actor_num=1, env_num=2, steps=4, seconds=0.5)
     assert speed.name == "local, 2 envs x 4 steps" and speed.value > 0
     assert 50 < memory.value < 2000
 
 
 def test_a_trainer_that_fails_says_why():
     with pytest.raises(benchmark_trainers.MeasurementError, match=r"status 1: error: there is no environment"):
-        benchmark_trainers.local("Pnog-v4", actor_num=1, env_num=2, steps=4, seconds=0.5)
+        benchmark_trainers.local("Pnog-v4", env_dim=44, actor_num=1, env_num=2, steps=4, seconds=0.5)
 
 
 def test_the_cluster_of_a_measurement_ends_with_it():
@@ -132,7 +132,7 @@ def test_the_cluster_of_a_measurement_ends_with_it():
 
 
 def test_stub_actors_feed_a_real_learner():
-    arguments = {"env_name": GAME, "actor_num": 2, "seconds": 0.1}
+    arguments = {"env_name": GAME, "env_dim": 44, "actor_num": 2, "seconds": 0.1}
     output = benchmark_plan.run_child(sys.executable, "benchmark_simulate.py", "learn", arguments)
     record = json.loads(output.splitlines()[-1])
     assert record["intake_limit_per_s"] > record["sample_steps_per_s"] > 0
@@ -142,7 +142,7 @@ def test_stub_actors_feed_a_real_learner():
 
 
 def test_more_actors_than_memory_are_skipped_with_the_reason():
-    arguments = {"env_name": GAME, "actor_num": 10**7, "seconds": 0.1}
+    arguments = {"env_name": GAME, "env_dim": 44, "actor_num": 10**7, "seconds": 0.1}
     output = benchmark_plan.run_child(sys.executable, "benchmark_simulate.py", "learn", arguments)
     assert "GB are free" in json.loads(output.splitlines()[-1])["skipped"]
 
