@@ -19,6 +19,7 @@ import numpy as np
 import paddle
 
 MAJOR_VERSION = 3
+SPIN_MS = 1  # how long a thread waits for the next primitive before it sleeps
 
 # dnnl_data_type_t
 BF16, F32, S32, U8 = 2, 3, 4, 6
@@ -288,6 +289,10 @@ def set_num_threads(count: int) -> None:
     """Let primitives that this Python thread creates and calls from now on use `count` threads."""
     for runtime in _openmp_runtimes():
         runtime.omp_set_num_threads(count)
+        if hasattr(runtime, "kmp_set_blocktime"):
+            # Primitives follow each other closely: a thread that slept between two would be late for each. Where
+            # one thread suffices the others sleep at once, as `cpu_threads` wants it.
+            runtime.kmp_set_blocktime(SPIN_MS if count > 1 else 0)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,8 @@ messages     What travels between the learner and one remote actor, pickled as t
 local        `train.py --engine local`, after its start; peak memory is that of the process.
 parl         The same with --engine parl, on a cluster of its own, each actor with the default environments.
 peers        Stable-Baselines3's A2C: same game, size of frames, envs and steps, 4 frames stacked, no end at a lost
-             life, else its defaults. PyTorch's Nature CNN: the best of two memory layouts, and of 1 and more threads.
+             life, else its defaults. PyTorch's Nature CNN: the best of two memory layouts, and of 1 and more
+             threads.
 additive limit
              cores / (core-seconds per sample step of env with 1 thread + inference for one actor + learning after
              acting), each measured alone on 1 core: the speed if nothing else cost anything.

@@ -44,7 +44,7 @@ def small_config(**settings):
 
 def random_learning_batch(rng, size=6):
     return (
-        rng.integers(0, 256, (size, 4, 84, 84), dtype=np.uint8),
+        rng.integers(0, 256, (size, 4, 44, 44), dtype=np.uint8),
         rng.integers(0, 6, size),
         rng.normal(size=size).astype(np.float32),
         rng.normal(size=size).astype(np.float32),
@@ -195,7 +195,7 @@ def test_sampled_actions_follow_the_policy(rng):
     agent.set_weights(
         weights | {"policy_head.weight": 0 * weights["policy_head.weight"], "policy_head.bias": bias}
     )
-    obs = rng.integers(0, 256, (50, 4, 84, 84), dtype=np.uint8)
+    obs = rng.integers(0, 256, (50, 4, 44, 44), dtype=np.uint8)
     actions = np.concatenate([agent.sample(obs, rng)[0] for _ in range(20)])
     frequencies = np.bincount(actions, minlength=6) / len(actions)
     assert frequencies[2] == pytest.approx(0.75, abs=0.06)  # 4 standard deviations of 1,000 draws

@@ -16,7 +16,7 @@ def make_actor(**settings):
 def test_a_trajectory_has_the_declared_shapes_and_dtypes():
     actor = make_actor()
     trajectory = actor.collect(actor.agent.get_weights(), version=4)
-    assert (trajectory.obs.shape, trajectory.obs.dtype) == ((5, 3, 4, 84, 84), np.uint8)
+    assert (trajectory.obs.shape, trajectory.obs.dtype) == ((5, 3, 4, 44, 44), np.uint8)
     assert (trajectory.actions.shape, trajectory.actions.dtype) == ((5, 3), np.int64)
     for name in ("advantages", "target_values", "values"):
         array = getattr(trajectory, name)
@@ -28,7 +28,7 @@ def test_a_trajectory_has_the_declared_shapes_and_dtypes():
 def test_values_are_those_of_the_observations_that_were_acted_on():
     actor = make_actor()
     trajectory = actor.collect(actor.agent.get_weights(), version=0)
-    expected = actor.agent.value(trajectory.obs.reshape(-1, 4, 84, 84)).reshape(5, 3)
+    expected = actor.agent.value(trajectory.obs.reshape(-1, 4, 44, 44)).reshape(5, 3)
     np.testing.assert_allclose(trajectory.values, expected, rtol=1e-4, atol=1e-5)
 
 
