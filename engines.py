@@ -6,6 +6,7 @@ import logging
 import pickle
 import threading
 import time
+from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
@@ -84,6 +85,12 @@ def longest_replay_s(state: dict[str, Any]) -> float:
     return (
         max(len(env["games"]) * (env["lengths"] + 20 * env["games"]).max() for env in envs) / SLOWEST_STEPS_PER_S
     )
+
+
+def log_hosts(hosts: list[str]) -> None:
+    """Say how many actors run where; `hosts` has each actor's address."""
+    places = [f"{count} on {host}" for host, count in Counter(hosts).items()]
+    logger.info("actors: %s", ", ".join(places))
 
 
 class LocalEngine(Closing):
@@ -200,6 +207,8 @@ class ParlEngine(Closing):
                 self._actors = [remote_class(config, index) for index in range(config.actor_num)]
                 for index in range(config.actor_num):
                     self._wait_until_ready(index)
+            jobs = [actor.__dict__["_xparl_remote_wrapper_obj"].job_address for actor in self._actors]
+            log_hosts([job.partition(":")[0] for job in jobs])
         except BaseException:
             self.close()
             raise

@@ -10,7 +10,7 @@ from cpu_threads import THREAD_SETTINGS  # before NumPy and Paddle start their t
 import ray_compat
 from a2c_config import A2CConfig
 from actor import Actor
-from engines import Closing, Weights, longest_replay_s, split_seconds
+from engines import Closing, Weights, log_hosts, longest_replay_s, split_seconds
 from rollout import Trajectory
 
 PROJECT_ROOT = Path(__file__).resolve().parent
@@ -40,6 +40,7 @@ class RayEngine(Closing):
             self._remote_class = self._ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(Actor)
             self._actors = [self._start(index) for index in range(config.actor_num)]
             self._call("__ray_ready__", [()] * config.actor_num)
+            log_hosts(self._call("__ray_call__", [(_host,)] * config.actor_num))
         except BaseException:
             self.close()
             raise
@@ -123,6 +124,13 @@ class RayEngine(Closing):
             f"actor {index} of {self._config.actor_num} on {where} {what}; start again, or train in this process "
             "with --engine local"
         )
+
+
+def _host(_: Actor) -> str:
+    """The address of the machine that this actor runs on."""
+    import ray
+
+    return ray.util.get_node_ip_address()
 
 
 def _last_line(error: Exception) -> str:

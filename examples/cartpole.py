@@ -1,9 +1,14 @@
 """The two sides of a parameter server as plain classes: `parameter_server.py` runs them on Ray and on PARL."""
 
+import time
+from collections import deque
+from collections.abc import Callable
+
 import gymnasium
 import numpy as np
 
 GAMES = 4  # per gradient
+MAX_UPDATES, SOLVED = 400, 400  # a game ends after 500 steps; solved: 400 on average
 
 
 class Server:
@@ -50,3 +55,13 @@ class Worker:
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         gradients = (np.array(scores) * advantages[:, None]).mean(0)
         return float(np.mean(lengths)), *np.split(gradients, np.cumsum([len(shard) for shard in shards])[:-1])
+
+
+def until_solved(engine: str, server_num: int, next_length: Callable[[], float]) -> None:
+    """Take mean lengths of games as workers deliver them, until the last 20 average `SOLVED`."""
+    lengths, updates, start = deque([0.0] * 20, maxlen=20), 0, time.perf_counter()
+    while np.mean(lengths) < SOLVED and updates < MAX_UPDATES:
+        lengths.append(next_length())
+        updates += 1
+    seconds, mean = time.perf_counter() - start, np.mean(lengths)
+    print(f"{engine}, servers: {server_num}; games of {mean:.0f} steps after {updates} updates, {seconds:.1f} s")

@@ -11,9 +11,9 @@
     PARL, wait=False               1.91 s  1.35x       1.66 s  1.74x
     Ray                            1.59 s  1.63x       1.87 s  1.54x
 
-Plain Python holds the interpreter's lock, so threads take turns; NumPy lets go of it inside its loops, so its
-threads run at once. PARL's call with wait=True returns when the work is done: one after the other, unless
-threads call. NumPy gains less from more processes: its arrays stream through the memory, which all cores share.
+Plain Python holds the interpreter's lock, so threads take turns; NumPy lets go of it inside its loops. A PARL
+call with wait=True returns when the work is done: one after the other, unless threads call. NumPy gains less
+from processes: its arrays stream through the memory, which all cores share.
 """
 
 import sys
@@ -27,7 +27,7 @@ from multiprocessing import get_context
 import lesson
 
 import parl
-from workloads import Worker, count, factor
+from workloads import Worker, best_of_three, count, factor
 
 WORK = {count: [8_000_000] * 4, factor: [199_999_991, 199_999_963, 199_999_957, 199_999_949]}  # primes
 QUICK_WORK = {count: [100_000] * 4, factor: [81, 97, 998_001, 1_999_998]}
@@ -53,9 +53,8 @@ def ways(cores: int) -> Iterator[tuple]:
             yield "PARL, wait=True", lambda *work: calls(waiting, *work)
             yield "PARL, wait=True, threads", lambda *work: calls(waiting, *work, threads.map)
             yield "PARL, wait=False", lambda *work: [future.get() for future in calls(prompt, *work)]
-    if find_spec("ray") is None:
-        print("Ray is not installed; `pip install -r requirements-ray.txt`")
-        return
+    if not find_spec("ray"):
+        return print("Ray is not installed; `pip install -r requirements-ray.txt`")
     with lesson.local_ray(cores) as ray:
         remote = {function: ray.remote(function) for function in WORK}
         ray.get([remote[count].remote(5_000_000) for _ in range(cores)])
@@ -63,19 +62,13 @@ def ways(cores: int) -> Iterator[tuple]:
 
 
 def main(argv: list[str]) -> None:
-    from cpu_threads import usable_cores
-
-    cores = usable_cores()
-    serial: dict = {}
+    cores = lesson.usable_cores()
+    work, serial = QUICK_WORK if "--quick" in argv else WORK, {}
     print(f"{f'{cores} cores':26}{'counting loop':>18}{'NumPy factoring':>21}")
     for way, map_all in ways(cores):
         cells = ""
-        for function, arguments in (QUICK_WORK if "--quick" in argv else WORK).items():
-            seconds = float("inf")
-            for _ in range(3):  # the best of three: other programs may disturb one
-                start = time.perf_counter()
-                results = list(map_all(function, arguments))
-                seconds = min(seconds, time.perf_counter() - start)
+        for function, arguments in work.items():
+            results, seconds = best_of_three(map_all, function, arguments)
             serial_results, serial_s = serial.setdefault(function, (results, seconds))
             assert results == serial_results, f"{way} gives {results} instead of {serial_results}"
             cells += f"{seconds:9.2f} s {serial_s / seconds:5.2f}x  "

@@ -11,26 +11,14 @@ Which worker comes first differs from run to run, so the number of updates does 
 """
 
 import time
-from collections import deque
-from collections.abc import Callable
 
 import lesson
 
 import numpy as np
 import parl
-from cartpole import Server, Worker
+from cartpole import Server, Worker, until_solved
 
-WORKERS, MAX_UPDATES, SOLVED = 2, 400, 400  # a game ends after 500 steps; solved: 400 on average
-
-
-def until_solved(engine: str, server_num: int, next_length: Callable[[], float]) -> None:
-    """Take mean lengths of games as workers deliver them, until the last 20 average `SOLVED`."""
-    lengths, updates, start = deque([0.0] * 20, maxlen=20), 0, time.perf_counter()
-    while np.mean(lengths) < SOLVED and updates < MAX_UPDATES:
-        lengths.append(next_length())
-        updates += 1
-    seconds, mean = time.perf_counter() - start, np.mean(lengths)
-    print(f"{engine}, servers: {server_num}; games of {mean:.0f} steps after {updates} updates, {seconds:.1f} s")
+WORKERS = 2
 
 
 def on_ray(shards: list[np.ndarray]) -> None:

@@ -22,30 +22,10 @@ a task costs milliseconds, so too small a batch does not pay:
    0.02 s  1,000 sums in 4 tasks
 """
 
-import contextlib
-import time
-from collections.abc import Iterator
-
 import lesson
 
 import numpy as np
-
-
-def pause(seconds: float) -> float:
-    """Wait rather than compute, so that 4 of them fit on any machine."""
-    time.sleep(seconds)
-    return seconds
-
-
-def add_up(numbers: np.ndarray) -> float:
-    return float(numbers.sum())
-
-
-@contextlib.contextmanager
-def timed(what: str) -> Iterator[None]:
-    start = time.perf_counter()
-    yield
-    print(f"  {time.perf_counter() - start:5.2f} s  {what}", flush=True)
+from workloads import add_up, pause, timed
 
 
 def main() -> None:

@@ -1,7 +1,9 @@
-"""The two jobs that `parallel_speedup.py` shares out: a counting loop, and factoring with NumPy."""
+"""What lessons share out, and their clocks: a counting loop, factoring with NumPy, a pause, a sum."""
 
+import contextlib
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -42,9 +44,36 @@ def factor(number: int) -> list[int]:
     return [number]
 
 
+def pause(seconds: float) -> float:
+    """Wait rather than compute, so that any number of them fit on any machine."""
+    time.sleep(seconds)
+    return seconds
+
+
+def add_up(numbers: np.ndarray) -> float:
+    return float(numbers.sum())
+
+
 class Worker:
     """For PARL, whose unit of work is a class: its objects run elsewhere."""
 
     def run(self, function: Callable[[int], Any], argument: int) -> Any:
-        """Call `function` there."""
-        return function(argument)
+        return function(argument)  # there
+
+
+def best_of_three(map_all: Callable, function: Callable, arguments: Iterable) -> tuple[list, float]:
+    """`map_all(function, arguments)`: its results, and the least of three times, s: others may disturb one."""
+    seconds = float("inf")
+    for _ in range(3):
+        start = time.perf_counter()
+        results = list(map_all(function, arguments))
+        seconds = min(seconds, time.perf_counter() - start)
+    return results, seconds
+
+
+@contextlib.contextmanager
+def timed(what: str) -> Iterator[None]:
+    """Print how long the block took."""
+    start = time.perf_counter()
+    yield
+    print(f"  {time.perf_counter() - start:5.2f} s  {what}", flush=True)

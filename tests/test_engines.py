@@ -1,6 +1,7 @@
 """The contract of every engine: same seed and settings, equal trajectories. On a real PARL cluster."""
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -95,7 +96,8 @@ def test_overlapped_sampling_is_one_update_behind_and_repeats(tmp_path):
         np.testing.assert_array_equal(weights[0][name], weights[1][name])
 
 
-def test_local_and_parl_give_equal_trajectories_and_equal_weights(cluster):
+def test_local_and_parl_give_equal_trajectories_and_equal_weights(cluster, caplog):
+    caplog.set_level(logging.INFO, "a2c")
     config = make_config(master_address=cluster.address)
     weights = make_agent(config).get_weights()
     with LocalEngine(config) as local, ParlEngine(config) as remote:
@@ -107,6 +109,7 @@ def test_local_and_parl_give_equal_trajectories_and_equal_weights(cluster):
         local_weights = updated_weights(local, config, 3)
     with ParlEngine(config) as remote:
         remote_weights = updated_weights(remote, config, 3)
+    assert "actors: 2 on 127.0.0.1" in caplog.text
     for name in weights:
         np.testing.assert_array_equal(local_weights[name], remote_weights[name])
         assert name in ("value_head.bias", "obs_mean", "obs_std") or (local_weights[name] != weights[name]).any()

@@ -15,6 +15,11 @@ HAS_RAY = importlib.util.find_spec("ray") is not None
 needs_ray = pytest.mark.skipif(not HAS_RAY, reason="needs Ray: pip install -r requirements-ray.txt")
 
 
+@pytest.mark.parametrize("lesson", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_a_lesson_is_short(lesson):
+    assert len(lesson.read_text().splitlines()) < 80
+
+
 def load(name):
     """Import a module from examples/."""
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
