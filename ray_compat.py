@@ -14,8 +14,10 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray reports its us
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
-def connect(address: str | None, cpu_num: int) -> ModuleType:
+def connect(address: str | None, cpu_num: int, runtime_env: dict | None = None) -> ModuleType:
     """Join the Ray cluster at HOST:PORT, or start a Ray of `cpu_num` CPUs on this machine; return the module.
+
+    `runtime_env` is that of every task and actor, in Ray's terms.
 
     Raises:
         ConnectionError: where Ray is not installed, or none answers at `address`.
@@ -29,7 +31,8 @@ def connect(address: str | None, cpu_num: int) -> ModuleType:
     local = {} if address else {"num_cpus": cpu_num, "include_dashboard": False}
     on_sigterm = signal.getsignal(signal.SIGTERM)  # Ray puts its own there
     try:
-        ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
+        quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+        ray.init(address=address or "local", runtime_env=runtime_env, **quiet, **local)
     except (ConnectionError, RuntimeError, ValueError) as error:
         where = f"no Ray answers at {address}" if address else "Ray does not start here"
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

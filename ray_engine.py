@@ -1,8 +1,11 @@
 """Actors on Ray: a Ray of this machine's own, or a cluster of several."""
 
 import logging
+import shutil
+import tempfile
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from cpu_threads import THREAD_SETTINGS  # before NumPy and Paddle start their threads
@@ -33,7 +36,7 @@ class RayEngine(Closing):
         self._config = config
         self._actors: list[Any] = []
         self._starts = [0] * config.actor_num
-        self._ray = ray_compat.connect(config.ray_address, cpu_num=config.actor_num)
+        self._ray = _connect(config)
         try:
             self._wait_for_cpus()
             # Ray restarts nothing by itself: an actor's state is the engine's business.
@@ -68,12 +71,7 @@ class RayEngine(Closing):
         # An actor that is started again plays other games than before: they would repeat what was learnt from.
         seed_index = index + self._starts[index] * self._config.actor_num
         self._starts[index] += 1
-        runtime = {"env_vars": THREAD_SETTINGS}
-        if self._config.ray_address:  # other machines do not have these files
-            runtime |= {"working_dir": str(PROJECT_ROOT), "excludes": ["*", "!*.py"]}
-        else:
-            runtime["env_vars"] = THREAD_SETTINGS | {"PYTHONPATH": str(PROJECT_ROOT)}
-        return self._remote_class.options(runtime_env=runtime).remote(self._config, seed_index)
+        return self._remote_class.remote(self._config, seed_index)
 
     def _call(self, method: str, arguments: list[tuple], extra_s: float = 0.0) -> list[Any]:
         """Call every actor, each with its own arguments; return what they answer, in actor order."""
@@ -124,6 +122,19 @@ class RayEngine(Closing):
             f"actor {index} of {self._config.actor_num} on {where} {what}; start again, or train in this process "
             "with --engine local"
         )
+
+
+def _connect(config: A2CConfig) -> ModuleType:
+    """Join or start the Ray that `config` names, with this project's modules at its actors' hand."""
+    if not config.ray_address:
+        environment = THREAD_SETTINGS | {"PYTHONPATH": str(PROJECT_ROOT)}
+        return ray_compat.connect(None, config.actor_num, {"env_vars": environment})
+    # Other machines do not have these files, and need no others: Ray takes a copy of the folder when it connects.
+    with tempfile.TemporaryDirectory() as folder:
+        for path in PROJECT_ROOT.glob("*.py"):
+            shutil.copy(path, folder)
+        runtime_env = {"env_vars": dict(THREAD_SETTINGS), "working_dir": folder}
+        return ray_compat.connect(config.ray_address, config.actor_num, runtime_env)
 
 
 def _host(_: Actor) -> str:

@@ -131,6 +131,7 @@ def on_ray(first: Host, second: Host, training: list[str]) -> None:
     port = "--port", str(RAY_PORT), "--include-dashboard", "false"
     first.run(ray, "start", "--head", "--node-ip-address", first.address, *port, *options, quiet=True)
     second.run(ray, "start", "--address", head, "--node-ip-address", second.address, *options, quiet=True)
+    time.sleep(5)  # until the head knows what the other offers
     first.run(ray, "status", "--address", head)
     first.run(sys.executable, "train.py", "--engine", "ray", "--ray_address", head, *training)
 
