@@ -43,7 +43,7 @@ def local_ray(cpu_num: int) -> Iterator[ModuleType]:
         import ray
     except ModuleNotFoundError:
         sys.exit("error: Ray is not installed; run `pip install -r requirements-ray.txt`")
-    ray.init(num_cpus=cpu_num, include_dashboard=False, logging_level="error", log_to_driver=False)
+    ray.init("local", num_cpus=cpu_num, include_dashboard=False, logging_level="error", log_to_driver=False)
     try:
         yield ray
     finally:

@@ -108,27 +108,27 @@ def two_hosts(environment: dict[str, str]) -> Iterator[tuple[Host, Host]]:
         yield hosts[0], hosts[1]
 
 
-def on_parl(first: Host, second: Host, training: list[str]) -> None:
+def on_parl(first: Host, second: Host, training: list[str], folder: str) -> None:
     cluster = sys.executable, "scripts/cluster.py"
-    with tempfile.TemporaryDirectory(prefix="two-hosts-") as folder:
-        states = [("--state_dir", str(Path(folder, name))) for name in ("first", "second")]
-        first.run(*cluster, "start", "--host", first.address, "--cpu_num", "1", *states[0])
-        try:
-            second.run(*cluster, "join", first.address, "--cpu_num", "1", *states[1])
-            time.sleep(3)  # a worker tells the master of its CPUs with its next heartbeat
-            first.run(*cluster, "status", *states[0])
-            address = f"{first.address}:8010"
-            first.run(sys.executable, "train.py", "--engine", "parl", "--master_address", address, *training)
-        finally:
-            for host, state in ((second, states[1]), (first, states[0])):
-                host.run(*cluster, "stop", *state, quiet=True)
+    states = [("--state_dir", str(Path(folder, name))) for name in ("first", "second")]
+    first.run(*cluster, "start", "--host", first.address, "--cpu_num", "1", *states[0])
+    try:
+        second.run(*cluster, "join", first.address, "--cpu_num", "1", *states[1])
+        time.sleep(3)  # a worker tells the master of its CPUs with its next heartbeat
+        first.run(*cluster, "status", *states[0])
+        address = f"{first.address}:8010"
+        first.run(sys.executable, "train.py", "--engine", "parl", "--master_address", address, *training)
+    finally:
+        for host, state in ((second, states[1]), (first, states[0])):
+            host.run(*cluster, "stop", *state, quiet=True)
 
 
-def on_ray(first: Host, second: Host, training: list[str]) -> None:
+def on_ray(first: Host, second: Host, training: list[str], folder: str) -> None:
     ray = str(Path(sys.executable).with_name("ray"))
     head = f"{first.address}:{RAY_PORT}"
     options = "--num-cpus", "1", "--disable-usage-stats"
-    port = "--port", str(RAY_PORT), "--include-dashboard", "false"
+    # In a folder of its own: in Ray's usual one it would tell other programs here to use this cluster.
+    port = "--port", str(RAY_PORT), "--include-dashboard", "false", "--temp-dir", str(Path(folder, "ray"))
     first.run(ray, "start", "--head", "--node-ip-address", first.address, *port, *options, quiet=True)
     second.run(ray, "start", "--address", head, "--node-ip-address", second.address, *options, quiet=True)
     time.sleep(5)  # until the head knows what the other offers
@@ -153,7 +153,7 @@ def main(argv: list[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="two-hosts-") as folder, two_hosts(environment) as hosts:
             training = ["--actor_num", "2", "--max_sample_steps", options.max_sample_steps]
             training += ["--log_metrics_interval_s", "2", "--run_dir", str(Path(folder, "train"))]
-            {"parl": on_parl, "ray": on_ray}[options.engine](*hosts, training)
+            {"parl": on_parl, "ray": on_ray}[options.engine](*hosts, training, folder)
     except FileNotFoundError as error:
         package = "`apt-get install iproute2`" if error.filename == "ip" else "pip install -r requirements-ray.txt"
         print(f"error: there is no command {error.filename}; install it: {package}", file=sys.stderr)
