@@ -119,7 +119,8 @@ def draw(curves: list[Curve], by: str, path: str, goal: float | None = None) -> 
 def _draw_curve(axes: Axes, curve: Curve, by: str, index: int) -> None:
     at, scores = curve.points(by)
     colour, dash = COLOURS[index % len(COLOURS)], DASHES[index // len(COLOURS) % len(DASHES)]
-    axes.plot(at, scores.mean(axis=0), dash, color=colour, linewidth=1.8, label=curve.label)
+    marker = "o" if at[0] == at[-1] else None  # a run with a single line of metrics
+    axes.plot(at, scores.mean(axis=0), dash, marker=marker, color=colour, linewidth=1.8, label=curve.label)
     if len(scores) > 1:
         axes.fill_between(at, scores.min(axis=0), scores.max(axis=0), color=colour, alpha=0.2, linewidth=0)
 
