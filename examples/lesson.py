@@ -15,7 +15,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(1, str(ROOT))
 
 import parl_compat  # noqa: E402
-from cpu_threads import usable_cores  # noqa: E402, F401
 
 DEFAULT_ADDRESS = os.environ.get("PARL_MASTER_ADDRESS", "localhost:8010")
 

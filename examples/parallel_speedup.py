@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from importlib.util import find_spec
 from itertools import cycle
-from multiprocessing import get_context
+from multiprocessing import cpu_count, get_context
 
 import lesson
 
@@ -62,7 +62,7 @@ def ways(cores: int) -> Iterator[tuple]:
 
 
 def main(argv: list[str]) -> None:
-    cores = lesson.usable_cores()
+    cores = cpu_count()
     work, serial = QUICK_WORK if "--quick" in argv else WORK, {}
     print(f"{f'{cores} cores':26}{'counting loop':>18}{'NumPy factoring':>21}")
     for way, map_all in ways(cores):

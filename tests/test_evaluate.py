@@ -36,7 +36,7 @@ def short_run(tmp_path_factory) -> Path:
 
 def play_alone(agent, config, seed):
     """The greedy agent's first game in a single environment, step by step."""
-    env = make_env(config.env_name, seed, max_episode_frames=config.max_episode_frames)
+    env = make_env(config.env_name, seed, config.env_dim, max_episode_frames=config.max_episode_frames)
     obs, _ = env.reset()
     done, score, length = False, 0.0, 0
     while not done:

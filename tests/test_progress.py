@@ -96,7 +96,7 @@ def test_a_collapsed_entropy_is_warned_of_once_it_stays(judge):
     for _ in range(2):
         assert judge.warnings(10_000, line(-20.0, entropy=0.001)) == []
     (warning,) = judge.warnings(10_000, line(-20.0, entropy=0.001))
-    assert "entropy has collapsed" in warning and "larger --entropy_coeff than 0.01" in warning
+    assert "entropy has collapsed" in warning and "larger --entropy_coeff than 0.003" in warning
 
 
 def test_a_solved_run_may_be_sure_of_itself(judge):

@@ -179,7 +179,7 @@ def test_curves_go_on_without_a_gap_and_without_a_step_counted_twice(tmp_path):
 
 def test_what_may_change_is_logged_and_what_may_not_is_refused(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("a2c"), "propagate", True)
-    saved = A2CConfig(max_sample_steps=1000).as_dict()
+    saved = A2CConfig(max_sample_steps=1000, env_num=16, env_dim=84).as_dict()
     with caplog.at_level(logging.INFO, "a2c"):
         config = resume.resumed_config(saved, {"max_sample_steps": 2000, "env_num": 16}, "elsewhere")
     assert (config.max_sample_steps, config.run_dir) == (2000, "elsewhere")
@@ -305,7 +305,7 @@ def test_ctrl_c_saves_where_the_run_stands(tmp_path):
         (["--env_num", 3], "env_num is 2 in the run to resume and cannot become 3"),
         (["--run_dir", "elsewhere"], "leave out --run_dir"),
         (["--keep_checkpoints", 0], "keep_checkpoints is 0"),
-        (["--preset", "parl"], "actor_num is 2 in the run to resume and cannot become 5"),
+        (["--preset", "parl"], "env_dim is 44 in the run to resume and cannot become 84"),
     ],
 )
 def test_a_mistake_on_resume_is_one_sentence(killed_run, run_main, options, sentence):
