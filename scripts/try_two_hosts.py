@@ -38,19 +38,21 @@ class Host:
 
     def __enter__(self) -> "Host":
         _ip("netns", "add", self.name)
-        _ip("-n", self.name, "link", "set", "lo", "up")
         return self
 
     def __exit__(self, *_: object) -> None:
-        pids = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True).stdout.split()
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
+        # Again, until none is left that one of them started meanwhile.
+        while pids := _ip("netns", "pids", self.name).split():
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            time.sleep(0.1)
         _ip("netns", "del", self.name)
 
     def plug_in(self, cable: str) -> None:
         """Give this host the interface `cable` with its address."""
         _ip("link", "set", cable, "netns", self.name)
+        _ip("-n", self.name, "link", "set", "lo", "up")
         _ip("-n", self.name, "addr", "add", f"{self.address}/24", "dev", cable)
         _ip("-n", self.name, "link", "set", cable, "up")
 
@@ -86,10 +88,11 @@ def _wait(process: subprocess.Popen) -> int:
         raise
 
 
-def _ip(*arguments: str) -> None:
+def _ip(*arguments: str) -> str:
     done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
     if done.returncode:
         raise HostError(f"`ip {' '.join(arguments)}` failed: {done.stderr.strip()}")
+    return done.stdout
 
 
 @contextlib.contextmanager
@@ -103,8 +106,14 @@ def two_hosts(environment: dict[str, str]) -> Iterator[tuple[Host, Host]]:
             for name, address in zip(names, ADDRESSES, strict=True)
         ]
         _ip("link", "add", cables[0], "type", "veth", "peer", "name", cables[1])
-        for host, cable in zip(hosts, cables, strict=True):
-            host.plug_in(cable)
+        try:
+            for host, cable in zip(hosts, cables, strict=True):
+                host.plug_in(cable)
+        except HostError:
+            subprocess.run(
+                ["ip", "link", "del", cables[0]], capture_output=True
+            )  # plugged in, it goes with its host
+            raise
         yield hosts[0], hosts[1]
 
 

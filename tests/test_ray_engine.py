@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -51,6 +52,16 @@ def test_local_and_ray_give_equal_trajectories_and_equal_weights(engine):
     remote_weights = updated_weights(engine, config, 2)
     for name in weights:
         np.testing.assert_array_equal(local_weights[name], remote_weights[name])
+
+
+@needs_ray
+def test_the_log_says_on_which_machine_the_actors_run(caplog):
+    caplog.set_level(logging.INFO, "a2c")
+    with create_engine(make_config(engine="ray", cluster_wait_s=20.0)):
+        import ray
+
+        host = ray.util.get_node_ip_address()
+    assert f"actors: 2 on {host}" in caplog.messages
 
 
 @needs_ray
