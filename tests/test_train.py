@@ -27,7 +27,7 @@ TINY = ["--engine", "local", "--actor_num", "1", "--env_num", "2", "--sample_bat
 
 
 def command(run_dir, *options):
-    return [sys.executable, str(ROOT / "train.py"), *TINY, "--run_dir", str(run_dir), *map(str, options)]
+    return [sys.executable, "-X", "faulthandler", str(ROOT / "train.py"), *TINY, "--run_dir", str(run_dir), *map(str, options)]
 
 
 def run_train(run_dir, *options):
@@ -107,7 +107,7 @@ def test_an_interrupt_ends_with_a_summary_and_leaves_no_process(tmp_path, signal
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal_number)
     rest = process.communicate(timeout=30)[0]
-    assert process.returncode == 130
+    assert process.returncode == 130, rest
     assert "stopped by Ctrl-C" in rest and "sample steps in" in rest and "Traceback" not in rest
     assert not [child for child in children if child.is_running()]
 
