@@ -27,7 +27,16 @@ TINY = ["--engine", "local", "--actor_num", "1", "--env_num", "2", "--sample_bat
 
 
 def command(run_dir, *options):
-    return [sys.executable, "-X", "faulthandler", str(ROOT / "train.py"), *TINY, "--run_dir", str(run_dir), *map(str, options)]
+    return [
+        sys.executable,
+        "-X",
+        "faulthandler",
+        str(ROOT / "train.py"),
+        *TINY,
+        "--run_dir",
+        str(run_dir),
+        *map(str, options),
+    ]
 
 
 def run_train(run_dir, *options):
