@@ -186,7 +186,7 @@ class Preset:
 
 
 PRESETS: dict[str, Preset] = {
-    "pong": Preset("the defaults: they solve Pong soonest on two cores (docs/tuning.md says what was tried)", {}),
+    "pong": Preset("the defaults, chosen for Pong on two cores (docs/tuning.md says what was tried)", {}),
     "atari": Preset(
         "any game: the usual 84 pixels, a lost life counts while learning, more exploration, 10 M sample steps",
         {

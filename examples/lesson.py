@@ -37,12 +37,12 @@ def parl_cluster(cpu_num: int) -> Iterator[str]:
 @contextlib.contextmanager
 def local_ray(cpu_num: int) -> Iterator[ModuleType]:
     """Give the module `ray`, with a Ray of `cpu_num` CPUs running on this machine for as long as the lesson."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray reports its use over the network
+    import ray_compat  # not above: PARL ships this file to its jobs, without the project's modules
+
     try:
-        import ray
-    except ModuleNotFoundError:
-        sys.exit("error: Ray is not installed; run `pip install -r requirements-ray.txt`")
-    ray.init("local", num_cpus=cpu_num, include_dashboard=False, logging_level="error", log_to_driver=False)
+        ray = ray_compat.connect(None, cpu_num)
+    except ConnectionError as error:
+        sys.exit(f"error: {error}")
     try:
         yield ray
     finally:

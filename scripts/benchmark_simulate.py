@@ -25,8 +25,6 @@ import zmq
 ROOT = Path(__file__).resolve().parent.parent
 RECORDED = 4  # different trajectories, dealt out in turn
 STAGES = ("pack weights", "exchange messages", "unpack trajectories", "flatten", "learn")
-# Memory of a sample at its peak: its observation as received and as flattened, and the network's activations.
-SAMPLE_BYTES = 2 * 4 * 84 * 84 + 200_000
 
 
 def learn(env_name: str, env_dim: int, actor_num: int, seconds: float) -> dict:
@@ -49,8 +47,10 @@ def learn(env_name: str, env_dim: int, actor_num: int, seconds: float) -> dict:
     config = A2CConfig(env_name=env_name, env_dim=env_dim, engine="local")
     batch = actor_num * config.env_num * config.sample_batch_steps
     available = psutil.virtual_memory().available
-    if batch * SAMPLE_BYTES > 0.8 * available:
-        needed_gb = batch * SAMPLE_BYTES / 1e9
+    # Of a sample at its peak: its observation as received and as flattened, and the network's activations.
+    sample_bytes = 2 * 4 * env_dim**2 + 200_000
+    if batch * sample_bytes > 0.8 * available:
+        needed_gb = batch * sample_bytes / 1e9
         return {
             "actors": actor_num,
             "skipped": f"a batch of {batch:,} samples needs {needed_gb:.0f} GB, {available / 1e9:.0f} GB are free",

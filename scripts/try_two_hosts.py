@@ -20,13 +20,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from a2c_config import Parser, exit_status
+
 ROOT = Path(__file__).resolve().parent.parent
 ADDRESSES = "10.77.0.1", "10.77.0.2"
 RAY_PORT = 6379
 COMMAND_S = 180.0
 
 
-class HostError(RuntimeError):
+class HostError(OSError):
     """Something that the two hosts need and this machine does not give; the message is one sentence."""
 
 
@@ -89,7 +93,10 @@ def _wait(process: subprocess.Popen) -> int:
 
 
 def _ip(*arguments: str) -> str:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
+    try:
+        done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
+    except FileNotFoundError:
+        raise HostError("there is no command ip; install it: `apt-get install iproute2`") from None
     if done.returncode:
         raise HostError(f"`ip {' '.join(arguments)}` failed: {done.stderr.strip()}")
     return done.stdout
@@ -133,47 +140,44 @@ def on_parl(first: Host, second: Host, training: list[str], folder: str) -> None
 
 
 def on_ray(first: Host, second: Host, training: list[str], folder: str) -> None:
-    ray = str(Path(sys.executable).with_name("ray"))
+    ray = Path(sys.executable).with_name("ray")
+    if not ray.exists():
+        raise HostError(f"there is no command {ray}; install it: pip install -r requirements-ray.txt")
     head = f"{first.address}:{RAY_PORT}"
     options = "--num-cpus", "1", "--disable-usage-stats"
     # In a folder of its own: in Ray's usual one it would tell other programs here to use this cluster.
     port = "--port", str(RAY_PORT), "--include-dashboard", "false", "--temp-dir", str(Path(folder, "ray"))
-    first.run(ray, "start", "--head", "--node-ip-address", first.address, *port, *options, quiet=True)
-    second.run(ray, "start", "--address", head, "--node-ip-address", second.address, *options, quiet=True)
+    first.run(str(ray), "start", "--head", "--node-ip-address", first.address, *port, *options, quiet=True)
+    second.run(str(ray), "start", "--address", head, "--node-ip-address", second.address, *options, quiet=True)
     time.sleep(5)  # until the head knows what the other offers
-    first.run(ray, "status", "--address", head)
+    first.run(str(ray), "status", "--address", head)
     first.run(sys.executable, "train.py", "--engine", "ray", "--ray_address", head, *training)
 
 
+def run(options: argparse.Namespace) -> int:
+    """Train on both hosts, which exist for as long as it takes."""
+    if os.geteuid():
+        raise HostError(f"network namespaces need root; run `sudo {sys.executable} {sys.argv[0]}`")
+    # Ray's processes obey only who has the token; a user shares ~/.ray/auth_token, these two an environment.
+    environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    with tempfile.TemporaryDirectory(prefix="two-hosts-") as folder, two_hosts(environment) as hosts:
+        training = ["--actor_num", "2", "--max_sample_steps", options.max_sample_steps]
+        training += ["--log_metrics_interval_s", "2", "--run_dir", str(Path(folder, "train"))]
+        {"parl": on_parl, "ray": on_ray}[options.engine](*hosts, training, folder)
+    return 0
+
+
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    parser = Parser(
+        prog="scripts/try_two_hosts.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--engine", choices=("parl", "ray"), default="parl", help="on what [%(default)s]")
     parser.add_argument("--max_sample_steps", default="4000", help="length of the training [%(default)s]")
-    options = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if os.geteuid():
-        print(f"error: network namespaces need root; run `sudo {sys.executable} {sys.argv[0]}`", file=sys.stderr)
-        return 1
-    # Ray's processes obey only who has the token; a user shares ~/.ray/auth_token, these two an environment.
-    environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    try:
-        with tempfile.TemporaryDirectory(prefix="two-hosts-") as folder, two_hosts(environment) as hosts:
-            training = ["--actor_num", "2", "--max_sample_steps", options.max_sample_steps]
-            training += ["--log_metrics_interval_s", "2", "--run_dir", str(Path(folder, "train"))]
-            {"parl": on_parl, "ray": on_ray}[options.engine](*hosts, training, folder)
-    except FileNotFoundError as error:
-        package = "`apt-get install iproute2`" if error.filename == "ip" else "pip install -r requirements-ray.txt"
-        print(f"error: there is no command {error.filename}; install it: {package}", file=sys.stderr)
-        return 1
-    except HostError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("stopped; both hosts are gone", file=sys.stderr)
-        return 130
-    return 0
+    return exit_status(run, parser.parse_args(argv))
 
 
 if __name__ == "__main__":
