@@ -87,7 +87,15 @@ class A2C(parl.Algorithm):
 
     def learning_rate(self, sample_steps: int) -> float:
         """The rate after `sample_steps`: linear from `start_lr` to 0 at the end of the run."""
-        return self.config.start_lr * max(0.0, 1.0 - sample_steps / self.config.max_sample_steps)
+        return self.config.start_lr * self._share_left(sample_steps)
+
+    def entropy_coeff(self, sample_steps: int) -> float:
+        """The weight of the entropy bonus after `sample_steps`: as the rate, or constant without `entropy_decay`."""
+        decay = self._share_left(sample_steps) if self.config.entropy_decay else 1.0
+        return self.config.entropy_coeff * decay
+
+    def _share_left(self, sample_steps: int) -> float:
+        return max(0.0, 1.0 - sample_steps / self.config.max_sample_steps)
 
     def get_state(self) -> dict[str, np.ndarray]:
         """The optimizer's accumulators by parameter and slot, e.g. "fc.weight/moment1_0"."""
@@ -134,7 +142,7 @@ class A2C(parl.Algorithm):
             *self._forward(self.model.as_input(obs)),
             *(paddle.to_tensor(array, place=place) for array in (actions, advantages, target_values)),
             self.config.vf_loss_coeff,
-            self.config.entropy_coeff,
+            self.entropy_coeff(sample_steps),
         )
         losses.loss.backward()
         grad_norm = clip_gradients(self.model.parameters(), self.config.max_grad_norm)

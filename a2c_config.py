@@ -71,9 +71,10 @@ class A2CConfig:
     gae_lambda: float = _setting(0.95, "lambda of the advantage estimate", minimum=0, maximum=1)
     optimizer: str = _setting("adam", "update rule", choices=("adam", "rmsprop"))
     optimizer_epsilon: float = _setting(1e-5, "epsilon of the update rule", above=0)
-    start_lr: float = _setting(7e-4, "learning rate at the start; falls linearly to 0 over the run", above=0)
+    start_lr: float = _setting(1.5e-3, "learning rate at the start; falls linearly to 0 over the run", above=0)
     vf_loss_coeff: float = _setting(0.5, "weight of the value loss", minimum=0)
     entropy_coeff: float = _setting(0.003, "weight of the entropy bonus; positive rewards entropy", minimum=0)
+    entropy_decay: bool = _setting(True, "let entropy_coeff fall linearly to 0 over the run, like the learning rate")
     max_grad_norm: float = _setting(0.5, "clip the gradients' global norm to this; 0 = no clip", minimum=0)
     normalize_advantages: bool = _setting(False, "scale advantages to mean 0, standard deviation 1 per batch")
     normalize_observations: bool = _setting(
@@ -208,6 +209,7 @@ PRESETS: dict[str, Preset] = {
             "start_lr": 1e-3,
             "gae_lambda": 1.0,
             "entropy_coeff": 0.01,
+            "entropy_decay": False,
             "max_sample_steps": 10_000_000,
         },
     ),

@@ -39,6 +39,9 @@ from run_directory import RunDirectory
 
 logger = logging.getLogger("a2c")
 
+# Standard deviation that random play's pixels have once normalized. What was tried: docs/tuning.md.
+OBSERVATION_STD = 0.25
+
 
 def flatten(trajectories: list[Trajectory], name: str) -> np.ndarray:
     """One field of all trajectories as a batch: [A] x [T, N, ...] -> [A*T*N, ...]."""
@@ -114,7 +117,7 @@ def normalize_observations(config: A2CConfig, agent: AtariAgent) -> None:
     """Let the network see pixels relative to what random play shows; from then on this is part of its weights."""
     start = time.perf_counter()
     statistics = observation_statistics(config.env_name, config.env_dim, num_threads=cpu_threads.usable_cores())
-    agent.alg.model.normalize_observations(*statistics)
+    agent.alg.model.normalize_observations(statistics.mean, statistics.std / OBSERVATION_STD)
     seconds = time.perf_counter() - start
     logger.info(
         "observations: random play has a standard deviation of %.1f grey levels (%.1f s)", statistics.std, seconds
