@@ -96,6 +96,28 @@ def test_learning_rate_falls_linearly_to_zero():
     assert [a2c.learning_rate(steps) for steps in (0, 250, 1000, 1010)] == pytest.approx([0.1, 0.075, 0, 0])
 
 
+@pytest.mark.parametrize(("decay", "expected"), [(True, [0.2, 0.15, 0, 0]), (False, [0.2] * 4)])
+def test_the_entropy_bonus_falls_linearly_to_zero_unless_told_otherwise(decay, expected):
+    a2c = A2C(AtariModel(6), small_config(entropy_coeff=0.2, entropy_decay=decay, max_sample_steps=1000))
+    assert [a2c.entropy_coeff(steps) for steps in (0, 250, 1000, 1010)] == pytest.approx(expected)
+
+
+def test_an_update_half_way_has_half_the_entropy_bonus(rng):
+    obs, actions, _, targets = random_learning_batch(rng)
+
+    def grad_norm(sample_steps, entropy_decay):  # of nothing but the bonus
+        config = small_config(
+            vf_loss_coeff=0, entropy_coeff=1, entropy_decay=entropy_decay, max_sample_steps=1000, precision="fp32"
+        )
+        paddle.seed(0)
+        agent = create_agent(config, 6, "cpu")
+        return agent.learn(obs, actions, np.zeros(len(actions), np.float32), targets, sample_steps)["grad_norm"]
+
+    assert grad_norm(0, True) > 0
+    assert grad_norm(500, True) == pytest.approx(grad_norm(0, True) / 2, rel=1e-4)
+    assert grad_norm(500, False) == pytest.approx(grad_norm(0, True), rel=1e-4)
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_learning_from_one_batch_raises_the_chance_of_good_actions(rng, optimizer):
     agent = create_agent(small_config(optimizer=optimizer, normalize_advantages=False), 6, "cpu")

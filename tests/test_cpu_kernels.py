@@ -14,8 +14,10 @@ PRECISIONS = [
     pytest.param(name, marks=pytest.mark.skipif(unavailable_reason(name) is not None, reason=f"no {name} here"))
     for name in ("fp32", "bf16")
 ]
-# Largest error allowed, relative to the largest element. bf16 keeps 8 bits of each number.
-TOLERANCE = {"fp32": 1e-4, "bf16": 0.2}
+# Largest error allowed, as a share of the Euclidean norm. bf16 keeps 8 bits of each number: features err by 0.005 (0.05
+# if a bias is forgotten), and gradients by 0.1, as units near zero end on the other side of the ReLU.
+TOLERANCE = {"fp32": 1e-4, "bf16": 0.02}
+GRADIENT_TOLERANCE = {"fp32": 1e-4, "bf16": 0.15}
 
 
 ENV_DIM = 44  # small frames where the size does not matter: orthogonal weights of full ones take 0.5 s
@@ -62,34 +64,34 @@ def _gradients(model: AtariModel, features: paddle.Tensor, weights: np.ndarray) 
 
 def _error(actual: np.ndarray, expected: np.ndarray) -> float:
     assert actual.shape == expected.shape
-    return float(np.abs(actual - expected).max() / np.abs(expected).max())
+    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
 
 
 def _assert_equals_plain_layers(
-    model: AtariModel, trunk: CpuTrunk, obs: np.ndarray, rng: np.random.Generator, tolerance: float
+    model: AtariModel, trunk: CpuTrunk, obs: np.ndarray, rng: np.random.Generator, precision: str = "fp32"
 ) -> None:
     weights = rng.normal(size=(len(obs), 512)).astype(np.float32)
     plain = model._features(paddle.to_tensor(obs))
     features = trunk.features(obs)
-    assert _error(features.numpy(), plain.numpy()) < tolerance
-    assert _error(trunk.infer(obs), plain.numpy()) < tolerance
+    assert _error(features.numpy(), plain.numpy()) < TOLERANCE[precision]
+    assert _error(trunk.infer(obs), plain.numpy()) < TOLERANCE[precision]
     expected = _gradients(model, plain, weights)
     for actual, wanted in zip(_gradients(model, features, weights), expected, strict=True):
-        assert _error(actual, wanted) < tolerance
+        assert _error(actual, wanted) < GRADIENT_TOLERANCE[precision]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("batch", [1, 5, 16, 80])
 def test_features_and_gradients_equal_those_of_the_plain_layers(full_model, rng, batch, precision):
     trunk = _trunk(full_model, precision=precision)
-    _assert_equals_plain_layers(full_model, trunk, _random_obs(rng, batch, 84), rng, TOLERANCE[precision])
+    _assert_equals_plain_layers(full_model, trunk, _random_obs(rng, batch, 84), rng, precision)
 
 
 @pytest.mark.parametrize("env_dim", [36, 40, 64])
 def test_other_frame_sizes_equal_the_plain_layers(rng, env_dim):
     model = _model(env_dim)
     trunk = _trunk(model)
-    _assert_equals_plain_layers(model, trunk, _random_obs(rng, 3, env_dim), rng, TOLERANCE["fp32"])
+    _assert_equals_plain_layers(model, trunk, _random_obs(rng, 3, env_dim), rng)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -108,7 +110,7 @@ def test_activations_kept_while_acting_give_the_gradients_of_the_whole_batch(ful
     assert _error(features.numpy(), plain.numpy()) < TOLERANCE[precision]
     expected = _gradients(full_model, plain, weights)
     for actual, wanted in zip(_gradients(full_model, features, weights), expected, strict=True):
-        assert _error(actual, wanted) < TOLERANCE[precision]
+        assert _error(actual, wanted) < GRADIENT_TOLERANCE[precision]
 
 
 def test_kept_activations_are_not_used_after_an_update_nor_where_a_part_is_missing(model, rng):
@@ -116,13 +118,13 @@ def test_kept_activations_are_not_used_after_an_update_nor_where_a_part_is_missi
     obs = _random_obs(rng, 6)
     trunk.keep_for(obs)
     trunk.infer(obs[:3])
-    _assert_equals_plain_layers(model, trunk, obs, rng, TOLERANCE["fp32"])  # the second half was never inferred
+    _assert_equals_plain_layers(model, trunk, obs, rng)  # the second half was never inferred
     trunk.keep_for(obs)
     trunk.infer(obs)
     for parameter in _parameters(model):
         parameter.set_value(parameter * 1.5)
     trunk.refresh()
-    _assert_equals_plain_layers(model, trunk, obs, rng, TOLERANCE["fp32"])
+    _assert_equals_plain_layers(model, trunk, obs, rng)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -132,12 +134,12 @@ def test_results_follow_the_optimizer_after_refresh(full_model, rng, precision):
     obs = _random_obs(rng, 5, 84)
     before = trunk.infer(obs)
     for _ in range(3):
-        trunk.features(obs).square().mean().backward()
+        (-trunk.features(obs).mean()).backward()  # features grow: shut by the ReLU they would show nothing
         optimizer.step()
         optimizer.clear_grad()
         trunk.refresh()
-    assert _error(trunk.infer(obs), before) > 0.01
-    _assert_equals_plain_layers(full_model, trunk, obs, rng, TOLERANCE[precision])
+    assert _error(trunk.infer(obs), before) > 0.1
+    _assert_equals_plain_layers(full_model, trunk, obs, rng, precision)
 
 
 def test_results_follow_loaded_weights_after_refresh(model, rng):
@@ -147,13 +149,13 @@ def test_results_follow_loaded_weights_after_refresh(model, rng):
     other_weights = {name: 1.5 * value for name, value in model.state_dict().items()}
     model.set_state_dict(other_weights)
     trunk.refresh()
-    _assert_equals_plain_layers(model, trunk, obs, rng, TOLERANCE["fp32"])
+    _assert_equals_plain_layers(model, trunk, obs, rng)
 
 
 def test_observations_need_not_be_contiguous(model, rng):
     trunk = _trunk(model)
     obs = _random_obs(rng, 8)[::2, :, ::-1]
-    _assert_equals_plain_layers(model, trunk, obs, rng, TOLERANCE["fp32"])
+    _assert_equals_plain_layers(model, trunk, obs, rng)
 
 
 def test_two_batch_sizes_may_be_pending_at_once(model, rng):
@@ -212,7 +214,7 @@ def test_inference_has_the_same_bits_whatever_the_learner_uses(model, rng):
 @pytest.mark.parametrize("threads", [2, 3])
 def test_gradients_of_more_threads_equal_the_plain_layers(model, rng, threads):
     trunk = _trunk(model, train_threads=threads)
-    _assert_equals_plain_layers(model, trunk, _random_obs(rng, SLICE * threads + 1), rng, TOLERANCE["fp32"])
+    _assert_equals_plain_layers(model, trunk, _random_obs(rng, SLICE * threads + 1), rng)
 
 
 def test_thread_count_is_restored_after_use(model, rng):
@@ -277,7 +279,7 @@ def test_a_new_normalization_reaches_kernels_that_are_in_use(model, rng):
     model.normalize_observations(255 * rng.random((ENV_DIM, ENV_DIM)), std=30.0)
     trunk.refresh()
     assert _error(trunk.infer(obs), before) > 0.1
-    _assert_equals_plain_layers(model, trunk, obs, rng, TOLERANCE["fp32"])
+    _assert_equals_plain_layers(model, trunk, obs, rng)
 
 
 def test_a_normalization_of_another_size_or_without_spread_is_refused(model):
