@@ -90,7 +90,7 @@ class A2C(parl.Algorithm):
         return self.config.start_lr * self._share_left(sample_steps)
 
     def entropy_coeff(self, sample_steps: int) -> float:
-        """The weight of the entropy bonus after `sample_steps`: as the rate, or constant without `entropy_decay`."""
+        """The weight of the entropy bonus after `sample_steps`; constant without `entropy_decay`."""
         decay = self._share_left(sample_steps) if self.config.entropy_decay else 1.0
         return self.config.entropy_coeff * decay
 

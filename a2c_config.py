@@ -65,7 +65,7 @@ class A2CConfig:
 
     # How it learns
     max_sample_steps: int = _setting(
-        1_500_000, "length of the run, sample steps (1 sample step = 4 emulator frames)", minimum=1
+        2_000_000, "length of the run, sample steps (1 sample step = 4 emulator frames)", minimum=1
     )
     gamma: float = _setting(0.99, "discount per sample step", minimum=0, maximum=1)
     gae_lambda: float = _setting(0.95, "lambda of the advantage estimate", minimum=0, maximum=1)
@@ -74,7 +74,7 @@ class A2CConfig:
     start_lr: float = _setting(1.5e-3, "learning rate at the start; falls linearly to 0 over the run", above=0)
     vf_loss_coeff: float = _setting(0.5, "weight of the value loss", minimum=0)
     entropy_coeff: float = _setting(0.003, "weight of the entropy bonus; positive rewards entropy", minimum=0)
-    entropy_decay: bool = _setting(True, "let entropy_coeff fall linearly to 0 over the run, like the learning rate")
+    entropy_decay: bool = _setting(True, "let entropy_coeff fall linearly to 0 over the run, as the rate does")
     max_grad_norm: float = _setting(0.5, "clip the gradients' global norm to this; 0 = no clip", minimum=0)
     normalize_advantages: bool = _setting(False, "scale advantages to mean 0, standard deviation 1 per batch")
     normalize_observations: bool = _setting(
@@ -192,8 +192,8 @@ PRESETS: dict[str, Preset] = {
         "any game: the usual 84 pixels, a lost life counts while learning, more exploration, 10 M sample steps",
         {
             "env_dim": 84,
-            "env_num": 16,
             "episodic_life": True,
+            "start_lr": 1e-3,
             "entropy_coeff": 0.01,
             "max_sample_steps": 10_000_000,
         },

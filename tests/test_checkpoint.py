@@ -193,6 +193,18 @@ def test_a_shipped_checkpoint_has_only_the_model_and_may_be_half_as_large(tmp_pa
     np.testing.assert_allclose(weights, make(scale=0.1).arrays["model/policy.bias"], rtol=1e-3)
 
 
+def test_the_command_writes_the_small_checkpoint_or_says_why_not(tmp_path):
+    run, out = tmp_path / "run", tmp_path / "small.npz"
+    command = [sys.executable, "checkpoint.py", str(run), "--out", str(out)]
+    missing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert missing.returncode == 1 and not out.exists()
+    assert missing.stderr == f"error: there is no checkpoint {run}\n"
+    checkpoint.save(make(), checkpoint.step_path(run / checkpoint.DIRECTORY, 12))
+    written = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert written.returncode == 0 and f"python evaluate.py --checkpoint {out}" in written.stdout
+    assert checkpoint.load(out).arrays["model/policy.bias"].dtype == np.float16
+
+
 def test_a_full_disk_leaves_the_old_file_and_no_rest(tmp_path, monkeypatch):
     path = tmp_path / "a.npz"
     checkpoint.save(make(12), path)

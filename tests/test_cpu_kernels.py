@@ -14,8 +14,8 @@ PRECISIONS = [
     pytest.param(name, marks=pytest.mark.skipif(unavailable_reason(name) is not None, reason=f"no {name} here"))
     for name in ("fp32", "bf16")
 ]
-# Largest error allowed, as a share of the Euclidean norm. bf16 keeps 8 bits of each number: features err by 0.005 (0.05
-# if a bias is forgotten), and gradients by 0.1, as units near zero end on the other side of the ReLU.
+# Largest error allowed, as a share of the Euclidean norm. bf16 keeps 8 bits of each number: features err by 0.005
+# (0.05 if a bias is forgotten), and gradients by 0.1, as units near zero end on the other side of the ReLU.
 TOLERANCE = {"fp32": 1e-4, "bf16": 0.02}
 GRADIENT_TOLERANCE = {"fp32": 1e-4, "bf16": 0.15}
 
