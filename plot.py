@@ -3,12 +3,16 @@
     python plot.py train_log/train
     python plot.py train_log/seed0 train_log/seed1 train_log/seed2 --out docs/pong.png
     python plot.py train_log/*/ --by minutes --no-group
+    python plot.py train_log/train --reference "18 solved" --reference "19.5 PARL after 10 M"
 
 Runs that differ only in their seed become one line, their mean, in a band from the lowest to the highest.
 """
 
 import argparse
+import contextlib
+import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +47,14 @@ class Curve:
         axes = [run.sample_steps if by == "steps" else run.minutes for run in self.runs]
         at = np.linspace(max(axis[0] for axis in axes), min(axis[-1] for axis in axes), POINTS)
         return at, np.stack([np.interp(at, axis, run.scores) for axis, run in zip(axes, self.runs, strict=True)])
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A score to compare with, drawn as a line of its own."""
+
+    score: float
+    name: str = ""
 
 
 def curves_of(runs: list[Run], group: bool) -> list[Curve]:
@@ -87,13 +99,13 @@ def _game(env_name: str) -> str:
     return env_name.removeprefix("ALE/").partition("NoFrameskip")[0].partition("-v")[0]
 
 
-def draw(curves: list[Curve], by: str, path: str, goal: float | None = None) -> None:
+def draw(curves: list[Curve], by: str, path: str, references: Sequence[Reference] = ()) -> None:
     """Write the picture to `path`; its ending (png, svg, pdf) says as what.
 
     Args:
         curves: one line each.
         by: the x axis, "steps" or "minutes", or "both" side by side.
-        goal: a score to draw a line at.
+        references: scores to draw a line at.
 
     Raises:
         OSError, ValueError: where it cannot be written, or not as that kind of file.
@@ -107,7 +119,7 @@ def draw(curves: list[Curve], by: str, path: str, goal: float | None = None) -> 
         for axes, panel in zip(grid[0], panels, strict=True):
             for index, curve in enumerate(curves):
                 _draw_curve(axes, curve, panel, index)
-            _finish(axes, panel, goal)
+            _finish(axes, panel, references)
         games = sorted({_game(run.settings["env_name"]) for curve in curves for run in curve.runs})
         figure.suptitle(", ".join(games), fontweight="bold")
         grid[0][0].set_ylabel("raw score, mean of 100 games")
@@ -125,18 +137,18 @@ def _draw_curve(axes: Axes, curve: Curve, by: str, index: int) -> None:
         axes.fill_between(at, scores.min(axis=0), scores.max(axis=0), color=colour, alpha=0.2, linewidth=0)
 
 
-def _finish(axes: Axes, by: str, goal: float | None) -> None:
+def _finish(axes: Axes, by: str, references: Sequence[Reference]) -> None:
     axes.set_xlabel(AXES[by])
     axes.set_xlim(left=0)
     axes.grid(color="#DDDDDD", linewidth=0.6)
     axes.set_axisbelow(True)
     if by == "steps":
         axes.xaxis.set_major_formatter(FuncFormatter(_readable_steps))
-    if goal is not None:
-        axes.axhline(goal, color="#555555", linewidth=0.9, linestyle=(0, (4, 3)))
+    for reference in references:
+        axes.axhline(reference.score, color="#555555", linewidth=0.9, linestyle=(0, (4, 3)))
         axes.annotate(
-            f"{goal:g}",
-            (0, goal),
+            f"{reference.score:g} {reference.name}".rstrip(),
+            (0, reference.score),
             xycoords=("axes fraction", "data"),
             textcoords="offset points",
             xytext=(4, 3),
@@ -149,6 +161,16 @@ def _readable_steps(steps: float, _: int) -> str:
     return f"{steps / 1e6:g} M" if steps >= 1e6 else f"{steps / 1e3:g} k" if steps >= 1e3 else f"{steps:g}"
 
 
+def _reference(text: str) -> Reference:
+    score, _, name = text.strip().partition(" ")
+    with contextlib.suppress(ValueError):
+        if math.isfinite(float(score)):
+            return Reference(float(score), name.strip())
+    raise argparse.ArgumentTypeError(
+        f"{text!r} does not begin with a score; write it as '18' or '19.5 PARL after 10 M'"
+    )
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("run_dirs", nargs="+", metavar="RUN_DIR", help="a run's directory, e.g. train_log/train")
@@ -159,11 +181,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--group", action=argparse.BooleanOptionalAction, default=True, help="one line for all seeds [yes]"
     )
-    parser.add_argument("--goal", type=float, metavar="SCORE", help="draw a line at this score")
+    parser.add_argument(
+        "--reference",
+        type=_reference,
+        action="append",
+        default=[],
+        metavar="'SCORE NAME'",
+        help="draw a line at this score, with this name; may be given more than once",
+    )
     options = parser.parse_args(argv)
     try:
         runs = [read_run(path) for path in options.run_dirs]
-        draw(curves_of(runs, options.group), options.by, options.out, options.goal)
+        draw(curves_of(runs, options.group), options.by, options.out, options.reference)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -2,6 +2,7 @@
 
 import json
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from PIL import Image
@@ -69,10 +70,27 @@ def test_a_killed_and_resumed_run_gives_one_rising_curve(tmp_path):
 def test_the_picture_has_a_panel_per_axis(tmp_path, by, panels):
     write_run(tmp_path / "run", [0, 1, 2])
     picture = tmp_path / "curves.png"
-    assert plot.main([str(tmp_path / "run"), "--out", str(picture), "--by", by, "--goal", "1.5"]) == 0
+    assert plot.main([str(tmp_path / "run"), "--out", str(picture), "--by", by, "--reference", "1.5"]) == 0
     with Image.open(picture) as image:
         assert image.width == panels * 896
         assert len(image.convert("RGB").getcolors(1 << 24)) > 10
+
+
+def test_a_reference_is_a_line_with_its_name(tmp_path):
+    write_run(tmp_path / "run", [0, 1, 2])
+    picture = tmp_path / "curves.svg"
+    references = ["--reference", "18", "--reference", "279.8 Stable-Baselines3 after 10 M"]
+    with plt.rc_context({"svg.fonttype": "none"}):  # text stays text
+        assert plot.main([str(tmp_path / "run"), "--out", str(picture), *references]) == 0
+    assert ">279.8 Stable-Baselines3 after 10 M<" in picture.read_text() and ">18<" in picture.read_text()
+
+
+@pytest.mark.parametrize("reference", ["PARL 19.5", "", "nan"])
+def test_a_reference_without_a_score_is_named(reference, capsys):
+    with pytest.raises(SystemExit):
+        plot.main(["run", "--reference", reference])
+    error = capsys.readouterr().err
+    assert repr(reference) in error and "19.5 PARL" in error
 
 
 def test_a_directory_that_is_no_run_is_named(tmp_path, capsys):
