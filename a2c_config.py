@@ -189,9 +189,8 @@ class Preset:
 PRESETS: dict[str, Preset] = {
     "pong": Preset("the defaults, chosen for Pong on two cores (docs/tuning.md says what was tried)", {}),
     "atari": Preset(
-        "any game: the usual 84 pixels, a lost life counts while learning, more exploration, 10 M sample steps",
+        "any game: a lost life counts while learning, more exploration, 10 M sample steps",
         {
-            "env_dim": 84,
             "episodic_life": True,
             "start_lr": 1e-3,
             "entropy_coeff": 0.01,
