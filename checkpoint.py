@@ -39,6 +39,7 @@ BEST = "best.npz"
 
 _JSON, _SUMS = "checkpoint.json", "SHA256SUMS"
 _PARTIAL = ".partial"  # ends the name of a file that is still being written
+_WHERE = "name a run, such as train_log/train, which `python train.py` makes, or docs/pong.npz"  # to find one
 
 
 class CheckpointError(ValueError):
@@ -86,7 +87,7 @@ def load(path: str | Path) -> Checkpoint:
         with zipfile.ZipFile(path) as archive:
             members = {name: archive.read(name) for name in archive.namelist()}
     except FileNotFoundError:
-        raise CheckpointError(f"there is no checkpoint {path}") from None
+        raise CheckpointError(f"there is no checkpoint {path}; {_WHERE}") from None
     # zipfile answers damage with all of these; RuntimeError and NotImplementedError where a flipped bit
     # asks for a password or a method.
     except (OSError, zipfile.BadZipFile, ValueError, EOFError, RuntimeError, OverflowError) as error:
@@ -131,7 +132,7 @@ def load_newest(directory: str | Path) -> tuple[Path, Checkpoint]:
             reasons.append(str(error))
     if reasons:
         raise CheckpointError(f"no sound checkpoint in {directory}: " + "; ".join(reasons))
-    raise CheckpointError(f"there is no checkpoint in {directory}")
+    raise CheckpointError(f"there is no checkpoint in {directory}; {_WHERE}")
 
 
 def resolve(path: str | Path) -> tuple[Path, Checkpoint]:
