@@ -5,7 +5,8 @@
 
 One run is never killed. Another of the same settings and seed is killed at random moments: while it starts, plays,
 learns or saves. Then the two must agree in sample steps, in every weight and every number of the optimizer, in
-games and scores; and the killed one's curves must have no step twice. Options that are not listed go to train.py.
+games and scores; and the killed one's curves must have no step twice. Should it finish before the last kill, one
+more run takes the rest. Options that are not listed go to train.py.
 The exit status is 1 where they differ, or a run fails.
 """
 
@@ -114,27 +115,26 @@ def kill_and_resume(options: argparse.Namespace, train_options: list[str], direc
     # half its share: it shall rarely finish before the last kill.
     start_s, half_share_s = whole_s - training_s, training_s / (options.kills + 1) / 2
     latest_kill_s = start_s + half_share_s + math.sqrt(half_share_s**2 + 2 * half_share_s * start_s)
-    kills, repetition, found = 0, 0, []
-    while kills < options.kills:  # one run takes them all, unless the machine has become faster meanwhile
-        repetition += 1
-        killed, finished = directory / f"killed{repetition}", False
-        while not finished:
-            resuming = (killed / "config.json").is_file()
-            arguments = ["--resume", str(killed)] if resuming else [*settings, f"--run_dir={killed}"]
-            before = steps_saved(killed)
-            kill_after_s = chance.uniform(0, latest_kill_s)
-            finished = train(arguments, directory / "killed.txt", kill_after_s if kills < options.kills else None)
-            how = "resumed" if resuming else "started"
-            if not finished:
-                kills += 1
-                print(
-                    f"kill {kills}/{options.kills}: {how} at {before:,}, killed after {kill_after_s:.1f} s, "
-                    f"{steps_saved(killed):,} sample steps saved",
-                    flush=True,
-                )
-            else:
-                print(f"{how} at {before:,}, finished with {steps_saved(killed):,} sample steps", flush=True)
-        found += differences(left_alone, killed)
+    kills, repetition, finished, found = 0, 1, False, []
+    while not finished or kills < options.kills:
+        killed = directory / f"killed{repetition}"
+        resuming = (killed / "config.json").is_file()
+        arguments = ["--resume", str(killed)] if resuming else [*settings, f"--run_dir={killed}"]
+        before = steps_saved(killed)
+        kill_after_s = chance.uniform(0, latest_kill_s)
+        finished = train(arguments, directory / "killed.txt", kill_after_s if kills < options.kills else None)
+        how = f"{'resumed' if resuming else 'started'} at {before:,}"
+        if finished:
+            print(f"{how}, finished with {steps_saved(killed):,} sample steps", flush=True)
+            found += differences(left_alone, killed)
+            repetition += 1
+        else:
+            kills += 1
+            print(
+                f"kill {kills}/{options.kills}: {how}, killed after {kill_after_s:.1f} s, "
+                f"{steps_saved(killed):,} sample steps saved",
+                flush=True,
+            )
     for difference in found:
         print(f"DIFFERENT {difference}")
     verdict = "the runs differ" if found else "the same sample steps, weights, optimizer, games and scores"

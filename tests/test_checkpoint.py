@@ -199,6 +199,7 @@ def test_the_command_writes_the_small_checkpoint_or_says_why_not(tmp_path):
     missing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert missing.returncode == 1 and not out.exists()
     assert missing.stderr.startswith(f"error: there is no checkpoint {run}; name a run")
+    assert missing.stderr.count("\n") == 1
     checkpoint.save(make(), checkpoint.step_path(run / checkpoint.DIRECTORY, 12))
     written = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert written.returncode == 0 and f"python evaluate.py --checkpoint {out}" in written.stdout

@@ -163,3 +163,10 @@ def test_the_help_lists_the_options(capsys):
     with pytest.raises(SystemExit, match="0"):
         evaluate.main(["--help"])
     assert "--gif_seconds" in capsys.readouterr().out
+
+
+def test_the_shipped_agent_plays_pong_well(tmp_path):
+    out = tmp_path / "scores.json"
+    shipped = Path(evaluate.__file__).parent / "docs" / "pong.npz"
+    assert evaluate.main(["--checkpoint", str(shipped), "--episodes", "2", "--json", str(out)]) == 0
+    assert json.loads(out.read_text())["raw_return"]["mean"] >= 18

@@ -155,3 +155,9 @@ def test_every_band_that_is_shipped_can_be_read_and_ends_higher_than_it_began():
         assert {len(band.sample_steps)} == {len(edge) for edge in (band.low, band.median, band.high)}
         assert {field.name for field in dataclasses.fields(Band)} == set(json.loads(path.read_text()))
         assert Progress(band.settings | {"seed": 1}).band == band
+
+
+def test_the_shipped_band_is_of_the_default():
+    band = progress.band_for(SETTINGS)
+    assert band is not None and len(band.seeds) == 3
+    assert band.goal_steps < SETTINGS["max_sample_steps"]
